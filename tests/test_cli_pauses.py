@@ -52,7 +52,7 @@ WAYS = {
     Way.RUN: (
         RUN,
         "clear its task in run manual__2026-11-27 of DAG rebuild_index with those that follow it "
-        f"(Downstream), or trigger rebuild_index for this index: it continues; or: {COMMAND}",
+        f"(Downstream), if that run still exists, or trigger rebuild_index for this index: it continues; or: {COMMAND}",
     ),
 }
 

@@ -169,6 +169,8 @@ def _print_report(report: VerifyReport, as_json: bool) -> None:
             show(f"  … and more: see the table roir.discrepancy, verification {report.verification_id}")
         for line in report.warnings:
             show(f"warning: {line}")
+        if not report.is_exact:
+            show(f"repair them with: roir verify {argument(report.index)} --repair")
     if not report.is_exact:
         raise typer.Exit(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow.models.dag import DagModel
@@ -58,6 +58,15 @@ def left(database: Database, operations: Sequence[int]) -> set[int]:
         rows = execute(connection, LAST_RUNS, {"ids": list(operations)}).all() if operations else []
     fate_of = fates_by(_read)
     return {row.id for row in rows if row.has_ended or (found := fate_of(row.run)) is None or found.ended}
+
+
+def deleted(runs: Mapping[int, Mapping[str, str]]) -> set[int]:
+    """Those operations whose run Airflow doesn't have any more. runs: by operation, as `runs_of` finds them."""
+    with create_session() as session:
+        asked = {(one["dag_id"], one["run_id"]) for one in runs.values()}
+        known = select(DagRun.dag_id, DagRun.run_id).where(DagRun.run_id.in_({run for _, run in asked}))
+        found = {(row.dag_id, row.run_id) for row in session.execute(known)} if asked else set()
+    return {operation for operation, one in runs.items() if (one["dag_id"], one["run_id"]) not in found}
 
 
 def _read(dag_id: str, run_id: str) -> Fate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine.compact.segment import Segment, worst_first
 from airflow_roir.engine.control.long_pause import long_pauses
+from airflow_roir.engine.control.remedies import way_on_without_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, rows
 from airflow_roir.engine.snapshot.parts import NextTask
@@ -132,7 +133,9 @@ def indexes_of(connection_id: str) -> list[dict[str, Any]]:
         found = [one.as_dict() | {"segments": shown_segments(one.segments)} for one in indexes(database)]
         unfinished = [one["operation"] for one in found if one["operation"] is not None]
         runs = runs_of(database, unfinished)
-        states = states_of(database, connection_id, unfinished)
+        deleted = fates.deleted(runs)
+        states = states_of(database, connection_id, unfinished, deleted)
+        runs = {operation: run for operation, run in runs.items() if operation not in deleted}
     nothing: dict[str, Any] = {"state_of_operation": None, "continues": None}
     return [one | {"run": runs.get(one["operation"])} | states.get(one["operation"], nothing) for one in found]
 
@@ -145,8 +148,13 @@ def states_now(connection_id: str) -> dict[str, tuple[str, int | None]]:
         return states(database)
 
 
-def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The states of unfinished operations, and what continues those that no run drives, and none will."""
+def states_of(
+    database: Database, connection_id: str, ids: Sequence[int], deleted: Collection[int] = ()
+) -> dict[int, dict[str, Any]]:
+    """The states of unfinished operations, and what continues those that no run drives, and none will.
+
+    deleted: those whose last run isn't in Airflow any more.
+    """
     if not ids:
         return {}
     with database.transaction() as connection:
@@ -162,7 +170,7 @@ def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dic
             | {
                 "kind": one.kind,
                 "long_pause": warned.get(one.operation_id),
-                "why": f"{paused_by(one)}; {way_on(one)}" if one.status == Status.PAUSED else "",
+                "why": _why(one, left[one.operation_id] and one.operation_id in deleted),
                 "left": left[one.operation_id],
             },
             "continues": continuation(
@@ -173,6 +181,14 @@ def states_of(database: Database, connection_id: str, ids: Sequence[int]) -> dic
         }
         for one in shown
     }
+
+
+def _why(one: OperationStatus, deleted: bool) -> str:
+    """The cause of the pause and what continues it; of an abandoned one only that its run was deleted, if it was."""
+    if not deleted:
+        return f"{paused_by(one)}; {way_on(one)}" if one.status == Status.PAUSED else ""
+    on = way_on_without_run(one.index, one.paused_by or "", one.owner)
+    return f"{paused_by(one) if one.status == Status.PAUSED else 'abandoned'}; {on}"
 
 
 def shown_segments(found: Sequence[Segment]) -> dict[str, Any] | None:

@@ -63,7 +63,11 @@ def given_to(
     values = checked(found.values(), lambda one: value_of(one, getattr(operator, one.name)), complaints=complaints)
     about = {name: getattr(operator, name, None) for name in WHAT}
     given = {name: value for name, value in about.items() if value and value not in ("None", "False")}
-    given |= {name: value for name, value in values.items() if not _is_default(found[name], value)}
+    for name, option in found.items():
+        # A value that can't be used is shown as it was given.
+        value = values[name] if name in values else getattr(operator, name)
+        if not _is_default(option, value):
+            given[name] = value
     said = " ".join(f"{name}={_shown(value)}" for name, value in given.items())
     if not told:
         operator.log.info("Options given: %s", f"{said}; the rest by default" if said else "none")

@@ -29,8 +29,8 @@ from tests.engine import steps
 pytestmark = pytest.mark.sample(1)
 
 CLEAR = (
-    "clear its task in run run_1 of DAG rebuild_index with those that follow it (Downstream), or trigger rebuild_index "
-    "for this index: it continues; or: roir resume public.item_by_kind"
+    "clear its task in run run_1 of DAG rebuild_index with those that follow it (Downstream), if that run still "
+    "exists, or trigger rebuild_index for this index: it continues; or: roir resume public.item_by_kind"
 )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
@@ -63,6 +67,42 @@ def test_a_paused_operation_whose_run_is_gone_can_be_continued_and_aborted(
     expected.expect(shop.database, operation, "airflow rebuild_index r2 [3]", None)
     assert shown(shop, operation, monkeypatch, r2=COMES) == KEPT
     assert shown(shop, operation, monkeypatch, r1=COMES) == LEFT
+
+
+def test_after_its_run_was_deleted_the_page_says_so_and_links_to_no_run(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: *Indexes* told to clear the task of a deleted run, and linked to it."""
+    begin(shop, OWNER)
+    start_run(shop.database, INDEX, OWNER)
+    monkeypatch.setattr(lookups.databases, "reading", lambda _: nullcontext(shop.database))
+    monkeypatch.setattr(lookups, "continuation", lambda *_: {"dag_id": "rebuild_index"})
+    monkeypatch.setattr(fates, "settle_runs", lambda *_: None)
+    monkeypatch.setattr(fates, "_read", lambda *_: ENDED)
+    airflow = create_engine("sqlite://", poolclass=StaticPool)
+    monkeypatch.setattr(fates, "create_session", lambda: Session(airflow))
+    with airflow.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE dag_run (dag_id text, run_id text)")
+
+    def look() -> tuple[Any, str, bool]:
+        [one] = lookups.indexes_of("c")
+        return one["run"], one["state_of_operation"]["why"], one["continues"] is not None
+
+    requests.pause(shop.database, INDEX, OWNER)
+    shop.run(SILENT)
+    on = "its run was deleted; Continue triggers a new one for this index; or: roir resume public.i"
+    none, why, continues = look()
+    assert (none, why.endswith(f"; {on}"), continues) == (None, True, True), why
+    with airflow.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO dag_run VALUES ('rebuild_index', 'r1'), ('other', 'r2')")
+    there, why, _ = look()
+    assert there == {"dag_id": "rebuild_index", "run_id": "r1"}
+    assert "clear its task in run r1 of DAG rebuild_index" in why
+    with airflow.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM dag_run WHERE run_id = 'r1'")
+    requests.resume(shop.database, INDEX, "ann")
+    shop.run("UPDATE roir.operation SET run_ended_at = clock_timestamp()")
+    assert look() == (None, f"abandoned; {on}", True)
 
 
 def test_a_paused_operation_of_a_command_can_be_continued_and_aborted(

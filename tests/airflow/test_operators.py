@@ -727,6 +727,15 @@ def test_no_verification_begins_that_has_no_spark(
     assert operations.find_operation(shop.database, INDEX).id == before
 
 
+def test_the_log_names_also_what_can_t_be_used(context: dict[str, Any], capsys: Any) -> None:
+    """Found: beside windows that can't be read it said that the rest was by default."""
+    with pytest.raises(AirflowFailException, match="windows"):
+        prepare(context, windows="at night", batch_rows="2000", parallelism="0")
+    [said] = [one for one in "".join(capsys.readouterr()).splitlines() if "Options given" in one]
+    for given in ("batch_rows=2000", "parallelism=0", "windows=at night"):
+        assert given in said
+
+
 def test_the_log_names_what_was_given_and_no_default(context: dict[str, Any], capsys: Any) -> None:
     """Found: the line had every default that the form sends, but neither the table nor the keys."""
     form = {one.name: "" if one.default is None else str(one.default) for one in options_of(BuildOptions)}

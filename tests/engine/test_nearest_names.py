@@ -125,6 +125,13 @@ def test_a_name_that_is_like_none_names_none(shop: str) -> None:
         assert "Did you mean" not in refused(shop, surface, "nowhere")
 
 
+def test_a_table_that_isn_t_there_is_named_once_with_its_schema(shop: str) -> None:
+    """Found: "table shop.ordres doesn't exist in schema "shop"". A name alone needs the schemas that were searched."""
+    said = refused(shop, "build x --table {} --keys id", "shop.nowhere")
+    assert "table shop.nowhere doesn't exist; check the name" in said
+    assert "table nowhere doesn't exist in schemas " in refused(shop, "build x --table {} --keys id", "nowhere")
+
+
 def test_only_names_that_the_role_may_see_are_named(shop: str) -> None:
     def near(name: str, role: str | None = None) -> str:
         with Database(shop).transaction() as connection:

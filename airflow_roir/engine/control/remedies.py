@@ -62,6 +62,14 @@ def remedy(said: str, index: str, failed: bool) -> str:
     return OTHERWISE.format(index=argument(index))
 
 
+def way_on_without_run(index: str, paused_by: str, owner: str | None) -> str:
+    """As `way_on`, on the page, for an operation whose run was deleted in Airflow: nothing of that run can go on."""
+    on = f"Continue triggers a new one for this index; or: roir resume {argument(index)}"
+    if way_of(paused_by, owner) is Way.DUPLICATES:
+        on = way_on(index, paused_by, owner)
+    return f"its run was deleted; {on}"
+
+
 def way_on(index: str, paused_by: str, owner: str | None, expected_at: datetime | None = None) -> str:
     """A clause for the user, which begins in lower case. index: its full name; owner: of the operation.
 
@@ -86,8 +94,8 @@ def way_on(index: str, paused_by: str, owner: str | None, expected_at: datetime 
             return f"goes on by itself at the next try, about {moment(expected_at)}; or: {command}"
         case Way.RUN if run is not None:
             return (
-                f"clear its task in run {run[2]} of DAG {run[1]} with those that follow it "
-                f"(Downstream), or trigger {run[1]} for this index: it continues; or: {command}"
+                f"clear its task in run {run[2]} of DAG {run[1]} with those that follow it (Downstream), if "
+                f"that run still exists, or trigger {run[1]} for this index: it continues; or: {command}"
             )
         # A name that isn't printable can't be pasted into SQL.
         case Way.SQL if index.isprintable():

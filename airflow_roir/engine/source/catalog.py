@@ -152,8 +152,8 @@ def _find(connection: Connection, name: QualifiedName, query: str = FIND_RELATIO
     row = execute(connection, query, {"name": name.name, "schemas": schemas}).first()
     if row is None:
         listed = ", ".join(map(quote, schemas)) or "that search_path names (there is none)"
-        where = f"schema {listed}" if name.schema else f"schemas {listed}"
-        raise NotFound(f"table {name} doesn't exist in {where}{how_to_name(near(connection, name, schemas))}")
+        where = "" if name.schema else f" in schemas {listed}"
+        raise NotFound(f"table {name} doesn't exist{where}{how_to_name(near(connection, name, schemas))}")
     return row
 
 
