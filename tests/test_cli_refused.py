@@ -207,3 +207,14 @@ def test_a_resume_that_may_not_drive_changes_no_option(shared: str, no_spark: No
     assert re.search(r"If that run is dead, no --take-over is needed in \d", said)
     now = operations.find_operation(database, "driven")
     assert (now.parallelism, now.throttle) == (before.parallelism, before.throttle)
+
+
+def test_the_help_lists_all_commands_in_the_order_of_a_user_s_life() -> None:
+    """Found: it began with `announce`, a command of shards, and `plan` came after `build`."""
+    from airflow_roir.cli.app import LISTED, app
+
+    group: Any = get_command(app)
+    listed = group.list_commands(None)
+    assert tuple(listed) == LISTED
+    assert listed[0] == "init"
+    assert listed[-3:] == ["shard", "ship", "announce"]

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-# Each module adds its commands to the application, in the order of the help text.
+# Each module adds its commands to the application.
 from airflow_roir.cli import (  # noqa: F401
     announce,
     build,

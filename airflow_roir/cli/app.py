@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from airflow_roir import __version__
 from airflow_roir.cli import complete
@@ -26,8 +27,26 @@ operation waits in the queue (spark-submit only); 130 Ctrl-C ended --watch, and 
 output has gone.
 """
 
+# In the order of a user's life with an index; those of shards come last.
+LISTED = (
+    *("init", "doctor", "role-sql", "dags", "plan", "build", "status", "pause", "resume", "change", "abort", "queue"),
+    *("duplicates", "verify", "report", "revert", "compact", "clean-up", "drop", "metrics"),
+    *("attach-partition", "detach-partition", "sync-partitions", "shard", "ship", "announce"),
+)
+
+
+class Commands(TyperGroup):
+    """The commands, listed in their order of `LISTED`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names; one that isn't in `LISTED` comes last."""
+        place = {name: n for n, name in enumerate(LISTED)}
+        return sorted(super().list_commands(ctx), key=lambda name: place.get(name, len(place)))
+
+
 app = typer.Typer(
     name="roir",
+    cls=Commands,
     help="Resumable online index builds for PostgreSQL, on Spark or on threads.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
