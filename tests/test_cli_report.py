@@ -63,3 +63,17 @@ def test_a_verification_that_found_differences_is_not_titled_completed(dsn: str,
     assert here(dsn, "report", "ix").stdout.splitlines()[0].endswith(": Repaired")
     [one] = as_json(dsn, "status", "ix")["operations"]
     assert (one["differences"], one["differences_left"]) == (1, 0)
+
+
+@pytest.mark.sample(0)
+def test_after_an_abort_of_a_first_build_status_says_that_and_how_to_build_it_again(
+    dsn: str, database: Database
+) -> None:
+    """Found: "there is no index ix … Did you mean iy?", as for a mistyped name."""
+    make_table(dsn)
+    begin(database, "ix", "t", "k")
+    run_sql(dsn, "SELECT roir.abort('ix', 'a reason')")
+    ended_here(dsn, "clean-up")
+    said = here(dsn, "status", "ix", code=2).stderr
+    assert "there is no index ix: its build, operation 1, was aborted at 20" in said
+    assert ": a reason. To build it again: roir build public.ix --table public.t --keys COLUMNS" in said

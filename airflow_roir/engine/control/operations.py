@@ -61,6 +61,15 @@ SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
    AND (o.options ->> 'census')::boolean AND o.status IN ('aborting', 'aborted')
  ORDER BY o.id DESC LIMIT 1
 """
+# The newest operation of a name that no index has, if it is a build that was aborted.
+ABORTED_BUILD = """
+SELECT * FROM (
+  SELECT o.*, i.schema_name, i.name, i.source_oid::oid::regclass::text AS source
+    FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
+   WHERE i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
+   ORDER BY o.id DESC LIMIT 1) newest
+ WHERE kind = 'create' AND status IN ('aborting', 'aborted') AND NOT coalesce((options ->> 'census')::boolean, false)
+"""
 LAST_EVENT = """
 SELECT * FROM roir.event WHERE operation_id = %(operation)s AND action = %(action)s ORDER BY id DESC LIMIT 1
 """
@@ -81,6 +90,14 @@ def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
     """The row of an index that isn't dropped, by name. Raises NotFound, InvalidInput (no schema, and ambiguous)."""
     found = index_if_there(connection, name)
     if found is None:
+        if aborted := execute(connection, ABORTED_BUILD, {"name": name.name, "schema": name.schema}).first():
+            event = last_event(connection, aborted.id, "abort")
+            at = f" at {event.at:%Y-%m-%d %H:%M:%S %Z}" if event else ""
+            raise NotFound(
+                f"there is no index {name}: its build, operation {aborted.id}, was aborted{at} by "
+                f"{aborted_by(connection, aborted)}. To build it again: roir build "
+                f"{argument(str(index_name(aborted)))} --table {argument(aborted.source)} --keys COLUMNS"
+            )
         raise NotFound(f"there is no index {name}; `roir status` lists all indexes{near_index(connection, name)}")
     return found
 
