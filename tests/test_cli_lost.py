@@ -12,6 +12,7 @@ import typer
 from sqlalchemy.exc import OperationalError
 
 from airflow_roir.cli import execute
+from airflow_roir.cli.last_line import LastLine
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
 from airflow_roir.engine.control import admission, operations
@@ -30,6 +31,7 @@ class Spark:
 
     def __init__(self, database: Database, lost: int) -> None:
         self.database, self.lost, self.driven = database, lost, 0
+        self.last_line = LastLine()
 
     def drive(self, operation_id: int, index: str, owner: str, take_over: bool) -> Any:
         run = start_run(self.database, index, owner, take_over)
