@@ -342,9 +342,13 @@ def test_a_paused_operation_whose_run_is_gone_can_be_continued(
     page.server.trigger("verify_index", {"index": INDEX, "postgres_conn_id": named["connection"]})
     requests.pause(shop.database, INDEX, "ann")
 
-    def left() -> bool:
+    def shown() -> list[dict[str, Any]]:
         databases = page.ask("user", "GET", "/api/indexes").json()["databases"]
-        [index] = [one for of in databases if of["connection"] == named["connection"] for one in of["indexes"]]
+        return [one for of in databases if of["connection"] == named["connection"] for one in of["indexes"]]
+
+    def left() -> bool:
+        # A database that takes long to answer is left out of a look.
+        [index] = wait_until(shown, 60, "the index")
         state = index["state_of_operation"]
         assert state["name"] == "paused"
         assert state["left"] == (index["continues"] is not None)
