@@ -62,7 +62,7 @@ def test_every_write_changes_a_row(scene: Scene) -> None:
             assert cursor.rowcount == 1 or scene.data.name == "uuid"
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_the_limit_the_literal_scheme_and_ours_make_the_same_entries(scene: Scene) -> None:
     wanted = entries(scene, scene.data.table)
     assert wanted[0] == scene.rows

@@ -161,7 +161,7 @@ def test_many_indexes_are_found_as_each_alone(database: Database, dsn: str) -> N
     assert len(warned) >= len(FAULTS)
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 def test_a_lock_on_one_index_hides_no_warning_of_others(database: Database, dsn: str) -> None:
     steps.make_table(dsn)
     for number in range(5):

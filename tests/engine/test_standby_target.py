@@ -93,7 +93,7 @@ def test_what_only_reads_works(both: Pair, command: tuple[str, ...]) -> None:
         assert json.loads(done.stdout)["indexes"][0]["index"] == "public.ix"
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_a_worker_that_meets_a_standby_waits_for_its_promotion(primary: Server, dsn: str) -> None:
     """The address leads to a standby as long as the failover takes."""
     with pair(primary, dsn) as both:

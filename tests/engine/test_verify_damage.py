@@ -140,7 +140,7 @@ def every_way(dsn: str, database: Database, case: str) -> None:
         assert len(sql(user, f"SELECT 1 FROM {base} WHERE c2 = 1000")) == 1, "the entry of a row that is there"
 
 
-@pytest.mark.sample(0)
+@pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("case", DAMAGES)
 def test_what_lookups_can_not_tell_is_found_and_never_called_mended(dsn: str, database: Database, case: str) -> None:
     """Found: it said clean though heap and B-tree of the table or the entries disagreed; a repair called it `mended`.

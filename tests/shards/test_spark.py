@@ -70,7 +70,7 @@ def writers(made: Shards) -> Iterator[list[int]]:
             thread.join()
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand("sweeps")
 def test_from_the_command_to_the_index(shards: Make, tmp_path: Path) -> None:
     made = shards(3, TABLE, ROWS, "ANALYZE t")
     for name, dsn in made.dsns.items():

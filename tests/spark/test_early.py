@@ -28,6 +28,7 @@ def prepared(database: Database, dsn: str, on_duplicate: str) -> None:
     prepare.prepare(database, IndexDefinition.parse("ix", "t", "k", "v", unique=True), options, "test")
 
 
+@pytest.mark.by_hand("sweeps")
 def test_a_driver_that_is_killed_has_told_and_its_next_one_reads_on(database: Database, dsn: str) -> None:
     prepared(database, dsn, "pause")
     with Running(database) as driver:

@@ -79,6 +79,7 @@ def test_a_failing_disk_stops_every_worker_and_the_reason_stays(database: Databa
     finish_and_check(database)
 
 
+@pytest.mark.by_hand("sweeps")
 def test_the_error_of_a_worker_that_was_to_leave_is_not_dropped(database: Database, dsn: str) -> None:
     """The parallelism is lowered while its last batch is failing, and the operation is paused as well."""
     operation = prepared(database, rate=2_000)

@@ -64,6 +64,7 @@ def twice(database: Database) -> int:
     return int(one(database, query))
 
 
+@pytest.mark.by_hand("sweeps")
 def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, base: str) -> None:
     run_sql(dsn, f"DELETE FROM {base} WHERE c2 = 100", f"UPDATE {base} SET c3 = 0 WHERE c2 = 200")
     begun = record.begin(database, "ix", VerifyOptions(), "test")
