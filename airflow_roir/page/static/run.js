@@ -519,7 +519,7 @@ class Build {
       const nothing = { by: "nothing", text: "" };
       if (pauses) this.content.progress = { ...this.content.progress, status: "pausing", rows_per_second_now: null, held_up: nothing, state: { name: "pausing", word: "Pausing", note: said.slice(9).replace(/^./, (first) => first.toUpperCase()) } };
       if (verb === "resume") this.content.progress = { ...this.content.progress, status: "running", held_up: nothing, state: { name: "undriven", word: "Waiting", note: "" } };
-      if (pauses || verb === "resume") this.draw(this.content);
+      if (pauses || verb === "resume") holdFocus(this.node, () => this.draw(this.content), () => this.nextFocus());
       if (more.parallelism) this.content.progress.workers.wanted = more.parallelism;
       // The badge says a pause.
       this.tell(pauses ? "" : said, false);
