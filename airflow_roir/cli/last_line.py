@@ -41,22 +41,23 @@ class LastLine:
         except (SQLAlchemyError, RoirError):
             self.say_unread()
             return
-        self.is_said = True
-        name = argument(now.index)
         if now.status == Status.PAUSED:
-            text = f"{paused_by(now)}; {way_on(now)}"
+            self._say(now.index, f"{paused_by(now)}; {way_on(now)}", known=True)
         elif now.status == Status.RUNNING:
-            text = f"nothing that was committed is lost; continue with: roir resume {name}"
+            self._say(now.index, _continued(now.index), known=True)
         else:
-            text = str(state_of(now))
-        say(f"ended by a signal. Index {now.index}, operation {self.operation_id}: {text}")
+            self._say(now.index, str(state_of(now)), known=True)
 
     def say_unread(self) -> None:
         """Say how to go on, without the state."""
         if self.operation_id is not None and not self.is_said:
-            self.is_said = True
-            name = argument(self.index)
-            say(
-                f"ended by a signal. Index {self.index}: nothing that was committed is lost; continue with: "
-                f"roir resume {name}"
-            )
+            self._say(self.index, _continued(self.index), known=False)
+
+    def _say(self, index: str, text: str, known: bool) -> None:
+        self.is_said = True
+        operation = f", operation {self.operation_id}" if known else ""
+        say(f"ended by a signal. Index {index}{operation}: {text}")
+
+
+def _continued(index: str) -> str:
+    return f"nothing that was committed is lost; continue with: roir resume {argument(index)}"
