@@ -54,11 +54,12 @@ class Complaints:
         except (InvalidInput, NotFound) as complaint:
             self.add(complaint)
 
-    def add(self, complaint: RoirError) -> None:
-        """Keeps a complaint, or each of its parts, unless one says the same."""
-        for one in getattr(complaint, "parts", ()) or (complaint,):
-            if str(one) not in map(str, self.found):
-                self.found.append(one)
+    def add(self, *complaints: RoirError) -> None:
+        """Keeps each complaint, or each of its parts, unless one says the same."""
+        for complaint in complaints:
+            for one in getattr(complaint, "parts", ()) or (complaint,):
+                if str(one) not in map(str, self.found):
+                    self.found.append(one)
 
     def settle(self) -> None:
         """Raises what was found: a single complaint as it is, several as one InvalidInput with a line each."""

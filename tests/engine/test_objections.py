@@ -21,6 +21,15 @@ from tests.engine import steps
 from tests.engine.steps import session, sql
 
 DEFINITION = IndexDefinition.parse("shown.ix", '"S 1".t', "k", "v")
+# The refusals of the table `u` in these tests, before `roir init` and after.
+OF_U = (
+    "is unlogged",
+    "has inheritance children",
+    "has no primary key",
+    "row-level security",
+    'publication "everything"',
+    'no column "w"',
+)
 
 
 def of(dsn: str, definition: IndexDefinition = DEFINITION, **options: object) -> Objections:
@@ -118,12 +127,7 @@ def test_what_is_refused_is_said_at_once(dsn: str) -> None:
     definition = IndexDefinition.parse("ix", "u", "k,w,x", "v")
     refused = of(dsn, definition, on_duplicate="stop").refused
     for part in (
-        "is unlogged",
-        "has inheritance children",
-        "has no primary key",
-        "row-level security",
-        'publication "everything"',
-        'no column "w"',
+        *OF_U,
         'no column "x"',
         "another relation or type has that name",
         "on_duplicate",
@@ -180,12 +184,7 @@ def test_without_a_control_schema_all_else_is_checked(bare: str) -> None:
     found = of(bare, definition, on_duplicate="stop", lock_timeout_ms=5_000)
     for part in (
         "lock_timeout_ms is 5000",
-        "is unlogged",
-        "has inheritance children",
-        "has no primary key",
-        "row-level security",
-        'publication "everything"',
-        'no column "w"',
+        *OF_U,
         "no B-tree order",
         "another relation or type has that name",
         "on_duplicate",

@@ -88,8 +88,7 @@ def settle(
         return
     with suppress(RoirError, DBAPIError):
         for definition in definitions:
-            for objection in find(database, definition, options).errors():
-                complaints.add(objection)
+            complaints.add(*find(database, definition, options).errors())
     complaints.settle()
 
 
@@ -97,8 +96,7 @@ def raise_missing(database: Database, definition: IndexDefinition, options: Buil
     """Raises the rights that a build lacks, if it lacks any, each with the statement that grants it."""
     complaints = Complaints()
     with suppress(RoirError, DBAPIError):
-        for right in find(database, definition, options).missing:
-            complaints.add(RightMissing(str(right)))
+        complaints.add(*(RightMissing(str(right)) for right in find(database, definition, options).missing))
     complaints.settle()
 
 
@@ -119,8 +117,7 @@ def refuse(database: Database, definition: IndexDefinition, options: BuildOption
     against = find(database, definition, options)
     if against.refused and not against.unsure:
         complaints = Complaints()
-        for objection in against.errors():
-            complaints.add(objection)
+        complaints.add(*against.errors())
         complaints.settle()
 
 
@@ -134,8 +131,7 @@ def with_others(
         # Each missing right has its statement.
         if not (against.missing and isinstance(refusal, RightMissing)):
             complaints.add(refusal)
-        for objection in against.errors():
-            complaints.add(objection)
+        complaints.add(*against.errors())
     try:
         if len(complaints.found) > 1:
             complaints.settle()
