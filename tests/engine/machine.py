@@ -97,6 +97,7 @@ class Machine(RuleBasedStateMachine):
         self.workers: dict[int, tuple[BuildWorker, Claim]] = {}
         self.zombies: list[tuple[BuildWorker, Claim]] = []
         self.aborts = 0
+        self.patience_s = 0
         self._begin(created=True)
         self._take_up()
         self._look()
@@ -239,7 +240,7 @@ class Machine(RuleBasedStateMachine):
             case ((Status.COMPLETED | Status.ABORTED), _):
                 self._begin(created="active" not in self.generations.values())
             case Status.ABORTING, _:
-                abort.finish_abort(database, self.row.id, "test", patience_s=0)
+                abort.finish_abort(database, self.row.id, "test", patience_s=self.patience_s)
             case Status.PAUSED, _:
                 self.resume(parallelism=2)
             case _, Phase.BUILD:
@@ -361,6 +362,11 @@ class Machine(RuleBasedStateMachine):
             session.close()
         for worker, _ in [*self.workers.values(), *self.zombies]:
             worker.connection.close()
+        # The server ends the backends of closed connections, and with them their locks, at its own pace.
+        self.patience_s = 60
+        patience = "UPDATE roir.operation SET options = jsonb_set(options, '{lock_patience_s}', '60')"
+        with self.connection.begin():
+            execute(self.connection, patience)
         try:
             while self.row.status not in (Status.COMPLETED, Status.ABORTED):
                 self._finish()

@@ -193,6 +193,7 @@ VALUES = {
     "jsonb": ("'{{}}'", """'{{"x": 1}}'"""),
     "timestamp with time zone": ("now()", "'infinity'"),
     "double precision": ("1",),
+    "boolean": ("NOT {column}",),
 }
 STATUSES = tuple(status.value for status in Status)
 PHASES = tuple(phase.value for phase in Phase)
