@@ -44,6 +44,11 @@ class Kind(str, Enum):
     VERIFY = "verify"
     COMPACT = "compact"
 
+    @property
+    def noun(self) -> str:
+        """The kind for people."""
+        return {"create": "first build", "verify": "verification", "compact": "compaction"}.get(self.value, self.value)
+
 
 # These have a generation of their own, with ranges and a delta. The other kinds work on the active generation.
 BUILDS = (Kind.CREATE, Kind.REBUILD)
@@ -64,6 +69,11 @@ class Phase(str, Enum):
     CHECK = "check"
     COMPACT = "compact"
     DONE = "done"
+
+    @property
+    def shown(self) -> str:
+        """The phase for people."""
+        return {"sum": "compare sums", "check": "compare rows"}.get(self.value, self.value)
 
 
 class Verb(str, Enum):

@@ -30,12 +30,12 @@ LOG = """\
 """
 EVENTS = [
     Event(80.0, "start", "in phase fold"),
-    Event(101.95, "prepare", "create over public.t"),
+    Event(101.95, "prepare", "first build over public.t"),
     Event(103.0, "start", "in phase build"),
     Event(112.75, "phase", "seal"),
     Event(115.25, "phase", "fold"),
     Event(116.0, "start", "in phase fold"),
-    Event(118.0, "publish", "0 ghosts left to clean up"),
+    Event(118.0, "publish", "0 ghosts left for the clean-up"),
 ]
 MARKS = {"driver": 101.0, "java": 101.5, "session": 105.0, "begun": 103.0, "job": 107.0, "done": 115.5, "stopped": 119}
 
@@ -83,7 +83,7 @@ def test_without_marks_their_time_is_in_the_part_after_them() -> None:
 
 
 def test_a_commit_in_the_millisecond_of_its_event_is_found() -> None:
-    events = [Event(102.0004, "prepare", "create over public.t")]
+    events = [Event(102.0004, "prepare", "first build over public.t")]
     assert points(100.0, statements(LOG), events, {}, "roir cli")["prepared"] == 102.0
 
 

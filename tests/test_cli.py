@@ -138,7 +138,7 @@ def test_plan_build_verify_and_drop(dsn: str) -> None:
     wrong = json.loads(roir(dsn, "verify", "ix", "--without-spark", "--json", code=1).stdout)
     assert (wrong["missing"], wrong["extra"], wrong["different"]) == (1, 0, 1)
     assert {one["primary_key"]["id"] for one in wrong["first"]} == {"7", "8"}
-    assert "mended 2" in here(dsn, "verify", "ix", "--repair", "--without-spark").stdout
+    assert "repaired 2" in here(dsn, "verify", "ix", "--repair", "--without-spark").stdout
     assert as_json(dsn, "verify", "ix", "--without-spark", "--sample", "10%")["complete"] is False
     assert "takes a percentage" in here(dsn, "verify", "ix", "--sample", "some", code=2).stderr
     roir(dsn, "drop", "ix")
@@ -155,7 +155,7 @@ def test_rebuild_status_verify_and_clean_up(dsn: str) -> None:
     assert (shown["kind"], shown["percent_complete"]) == ("rebuild", 100)
     assert set(shown["phase_seconds"]) == {"prepare", "build", "seal", "fold", "publish"}
     found = json.loads(roir(dsn, "verify", "ix", "--master", "local[2]", "--json").stdout)
-    assert list(found)[:7] == ["missing", "extra", "different", "corrupt", "damaged", "duplicate", "mended"]
+    assert list(found)[:7] == ["missing", "extra", "different", "corrupt", "damaged", "duplicate", "repaired"]
     assert (found["rows"], found["entries"], found["missing"], found["extra"], found["complete"]) == (
         5000,
         5000,

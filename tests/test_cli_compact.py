@@ -82,7 +82,7 @@ def test_what_is_chosen_is_done_on_spark_and_then_nothing_is_worth_it(dsn: str, 
     again = here(dsn, "compact", "ix", "--budget", "20GB")
     assert "none is worth a compaction within the budget of 20 GB" in again.stdout
     shown = here(dsn, "status").stdout
-    assert "compact 2" in shown
+    assert "compaction 2" in shown
     assert f"{len(found['units'])} of {len(found['units'])} units swapped in, " in shown
     assert operation(dsn)["compaction"]["done"] == len(found["units"])
     assert as_json(dsn, "verify", "ix", "--without-spark")["rows"] == ROWS / 10

@@ -20,17 +20,17 @@ def test_each_kind_of_operation_has_a_page(dsn: str, database: Database) -> None
         here(dsn, *command)
         page = here(dsn, "report", "public.ix").stdout
         assert "Completed" in page.splitlines()[0], command
-        assert page.startswith("# create of public.ix, operation 1: Completed"), command
+        assert page.startswith("# First build of public.ix, operation 1: Completed"), command
         assert "missing 0, extra 0, different 0: index and table are equal" in page
     # Found: after a verification the report was that of the verification. It is a part of the build's, with its own.
-    assert page.splitlines()[0].endswith("operation 1: Completed; verify 2: Completed")
-    assert "| verify 2 | " in page
+    assert page.splitlines()[0].endswith("operation 1: Completed; verification 2: Completed")
+    assert "| verification 2 | " in page
     assert "roir report public.ix --operation 2" in page
     own = here(dsn, "report", "ix", "--operation", "2").stdout
-    assert own.startswith("# verify of public.ix, operation 2: Completed\n")
+    assert own.startswith("# Verification of public.ix, operation 2: Completed\n")
     assert "## Since then" not in own
     begin(database, "ix", None, None)
-    assert here(dsn, "report", "ix").stdout.startswith("# rebuild of")
+    assert here(dsn, "report", "ix").stdout.startswith("# Rebuild of")
     run_sql(dsn, "SELECT roir.abort('ix', 'a reason')")
     ended_here(dsn, "clean-up")
     page = here(dsn, "report", "ix").stdout
@@ -76,4 +76,4 @@ def test_after_an_abort_of_a_first_build_status_says_that_and_how_to_build_it_ag
     ended_here(dsn, "clean-up")
     said = here(dsn, "status", "ix", code=2).stderr
     assert "there is no index ix: its build, operation 1, was aborted at 20" in said
-    assert ": a reason. To build it again: roir build public.ix --table public.t --keys COLUMNS" in said
+    assert ": a reason; build it again: roir build public.ix --table public.t --keys k" in said

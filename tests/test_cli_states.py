@@ -184,7 +184,7 @@ def test_after_a_verification_its_rate_is_called_that_of_a_comparison(database: 
     text, one = terminal.status()
     assert (one["kind"], one["status"], one["rows"]) == ("verify", "completed", 500)
     assert "500 rows compared" in text
-    with pytest.raises(InvalidInput, match=r"operation 2 \(verify\) is completed"):
+    with pytest.raises(InvalidInput, match=r"operation 2 \(verification\) is completed"):
         terminal.run("resume", "ix")
 
 
@@ -214,7 +214,7 @@ def test_what_is_wrong_with_an_index_stands_with_the_index(database: Database, d
     lifecycle.verify(database, "ix", VerifyOptions())
     text, _ = terminal.status()
     indexes = text[: text.index("operations")]
-    assert "2 wrong" in indexes
+    assert "2 differences" in indexes
     assert "found missing 2; repaired 0: roir verify public.ix --repair" in indexes
     assert "warning: index public.ix: not every write to" in indexes
     [facts] = json.loads(terminal.run("status", "--json"))["indexes"]
@@ -227,7 +227,7 @@ def test_the_columns_of_a_history_fit_the_longest_action(database: Database, dsn
     run_sql(dsn, "SELECT roir.change('ix', max_rows_per_second => 5000)", "SELECT roir.pause('ix', 'lunch')")
     lines = terminal.run("status", "ix", "--history").splitlines()
     assert all("  operation 1  " in line for line in lines), "the number that roir report --operation takes"
-    whos = {"create": "test", "change max_rows_per_second": "postgres", "pause": "postgres"}
+    whos = {"prepare": "test", "change max_rows_per_second": "postgres", "pause": "postgres"}
     found = [line.index(f" {who}") for line in lines for action, who in whos.items() if f"  {action} " in line]
     assert len(found) == len(whos)
     assert len(set(found)) == 1, "\n".join(lines)

@@ -66,7 +66,7 @@ def run_and_print(
         now, _ = _now(database, row.id)
         if now.status != Status.COMPLETED:
             raise
-        with last_look(f"index {index}: {now.kind} {now.id} is done", f"roir status {argument(index)}"):
+        with last_look(f"index {index}: {Kind(now.kind).noun} {now.id} is done", f"roir status {argument(index)}"):
             raise
         # Its result isn't known.
         if now.kind == Kind.VERIFY:
@@ -366,7 +366,7 @@ def _progress(database: Database, operation_id: int, quiet: bool) -> Iterator[Ca
     def look() -> None:
         with suppress(SQLAlchemyError, RoirError):
             now = operation_status(database, operation_id)
-            said = f"{now.phase}: {', '.join(filter(None, (done(now), speed(now))))}"
+            said = f"{now.phase_shown}: {', '.join(filter(None, (done(now), speed(now))))}"
             # A replica may be called anything, also as rich's markup.
             remaining = escape(printable(now.throttled or time_left(now)))
             bar.update(task, completed=now.percent_complete, description=said, left=remaining)

@@ -15,9 +15,9 @@ from rich.live import Live
 from rich.text import Text
 
 from airflow_roir.cli.cells import printable, width, wrapped
-from airflow_roir.cli.overview import operation_notes, what_of
+from airflow_roir.cli.overview import operation_notes
 from airflow_roir.engine.snapshot.overview import MOVING
-from airflow_roir.engine.snapshot.words import figures
+from airflow_roir.engine.snapshot.words import figures, noun
 from airflow_roir.operation import Status
 from airflow_roir.quantity import counted, duration, percent, rate, size
 
@@ -88,7 +88,7 @@ class Signs:
 
     def _operation(self, seen: Overview, one: OperationStatus, cells: int) -> list[Text]:
         lines = [Text(line, "bold") for line in wrapped(printable(one.index), cells)]
-        what = f"{what_of(one)} {one.operation_id} of {printable(one.source)}"
+        what = f"{noun(one)} {one.operation_id} of {printable(one.source)}"
         lines += [Text(line) for line in wrapped(what, cells)]
         if one.bars is None or one.workers is None:
             lines += [Text(line) for note in operation_notes(seen, one) for line in wrapped(note, cells)]

@@ -78,6 +78,7 @@ def queue(
 ) -> None:
     """Show which operations run, and which wait for them, in the order in which they start."""
     from airflow_roir.engine.control import admission
+    from airflow_roir.operation import Kind, Phase
     from airflow_roir.quantity import duration
 
     database = database_of(context)
@@ -91,8 +92,8 @@ def queue(
         does = f"runs{since}" if one.place is None else f"waits{since}, place {one.place}"
         who = f", driven by {printable(one.owner)}" if one.owner and one.place is None else ""
         show(
-            f"{printable(one.index)}: {one.kind} {one.operation_id}, phase {one.phase}, priority {one.priority}, "
-            f"{does}{who}"
+            f"{printable(one.index)}: {Kind(one.kind).noun} {one.operation_id}, phase {Phase(one.phase).shown}, "
+            f"priority {one.priority}, {does}{who}"
         )
     if not (found.running or found.waiting):
         show("nothing runs")

@@ -13,7 +13,7 @@ from airflow_roir.cli.app import print_json, show, terminal_width
 from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.definition import argument, quote
 from airflow_roir.engine.snapshot.operation import LIVE
-from airflow_roir.engine.snapshot.words import figures, state_of
+from airflow_roir.engine.snapshot.words import figures, noun, state_of
 from airflow_roir.operation import Status
 from airflow_roir.quantity import duration, left, lost, percent, rate, shared, size
 
@@ -97,7 +97,7 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
                 f"roir revert {name}"
             )
     last = one.verified
-    if last is not None and last.wrong:
+    if last is not None and last.differences_left:
         kinds = ("missing", "extra", "different", "corrupt", "damaged", "duplicate")
         found = ", ".join(f"{kind} {getattr(last, kind):,}" for kind in kinds if getattr(last, kind))
         yield f"the verification found {found}; repaired {last.repaired:,}: roir verify {name} --repair"
@@ -153,7 +153,7 @@ def _operation_row(one: OperationStatus) -> tuple[str, ...]:
     remaining = left(one.seconds_left, one.seconds_left_low, one.seconds_left_high) or ""
     return (
         printable(one.index),
-        f"{what_of(one)} {one.operation_id}",
+        f"{noun(one)} {one.operation_id}",
         one.status,
         "" if one.phase == "done" else one.phase_shown,
         percent(one.percent_complete),
@@ -171,11 +171,6 @@ def _limits(one: OperationStatus) -> Iterator[str]:
         yield f"windows: {printable(windows)}"
     if longest := one.options["max_duration_s"]:
         yield f"longest duration: {duration(longest)}"
-
-
-def what_of(one: OperationStatus) -> str:
-    """The kind of an operation, for people: a census is a kind of its own."""
-    return "census" if one.census else one.kind
 
 
 def operation_notes(seen: Overview, one: OperationStatus) -> Iterator[str]:
@@ -212,4 +207,4 @@ def operation_line(seen: Overview, one: OperationStatus) -> str:
     if one.status in LIVE:
         parts = [f"{one.phase_shown}: {percent(one.percent_complete)}", *figures(one)]
     notes = "; ".join(operation_notes(seen, one))
-    return f"{printable(one.index)}: {what_of(one)} {one.operation_id}, {', '.join([*parts, notes])}"
+    return f"{printable(one.index)}: {noun(one)} {one.operation_id}, {', '.join([*parts, notes])}"

@@ -100,4 +100,4 @@ def print_history(database: Database, index: str, as_json: bool) -> None:
         who = printable(e.actor)
         number = f"operation {e.operation_id}" if e.operation_id else ""
         number = f"{number:{len('operation ') + widest_number}}" if widest_number else ""
-        show(f"{e.at:%Y-%m-%d %H:%M:%S}  {number}  {e.action:{widest}}  {who}  {printable(e.detail or '')}".rstrip())
+        show(f"{e.at:%Y-%m-%d %H:%M:%S %Z}  {number}  {e.action:{widest}}  {who}  {printable(e.detail or '')}".rstrip())

@@ -28,6 +28,7 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.work.phase_work import PhaseWork, Step, Worker, begin_work
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.operation import Phase
+from airflow_roir.quantity import counted
 
 # Blocks of the delta per transaction, one to two thousand rows: a writer of one of these rows waits at most for the
 # transaction, some 40 ms.
@@ -165,7 +166,10 @@ def finish(database: Database, run: Run, _report: Callable[[str], None] = lambda
         if folded.in_last_pass and left_in_delta(connection, row.generation_id):
             _cut(connection, row)
             return
-        said = f"; folded {folded.upserted} regular, {folded.annihilated} antimatter, {folded.ghosts} ghosts"
+        said = (
+            f"; folded {counted(folded.upserted, 'entry', 'entries')} and {counted(folded.annihilated, 'deletion')} "
+            f"from the delta; {counted(folded.ghosts, 'ghost')}"
+        )
         operations.advance(connection, row, run.epoch, run.owner, said)
 
 

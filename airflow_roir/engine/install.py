@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import argument, quote
+from airflow_roir.definition import quote
 from airflow_roir.engine import abort
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.control import operations, removal
@@ -159,13 +158,7 @@ def give_up(connection: Connection, actor: str) -> list[str]:
             abort.conclude(connection, row, actor)
         removal.retire_for_good(connection, removal.generations_of(connection, index.id))
         operations.record_event(connection, index.id, None, actor, "drop", "schema roir_data was dropped")
-        again = "its table was dropped, too"
-        if index.source is not None:
-            options = ["--table", index.source, "--keys", ",".join(map(quote, index.key_columns))]
-            if index.included_columns:
-                options += ["--include", ",".join(map(quote, index.included_columns))]
-            options += ["--unique"] * index.is_unique + ["--nulls-not-distinct"] * index.nulls_not_distinct
-            again = f"build it again: roir build {argument(name)} {shlex.join(options)}"
+        again = operations.build_again(index)
         if index.shard_table is None:
             removal.forget_index(connection, index.id)
         else:

@@ -237,7 +237,7 @@ def _prepare(
         scan_of=shared.of if shared else None,
         rows_estimate=plan.rows,
         notice=" ".join(warnings) or None,
-        worth=foreseen.worth if dry.kind == Kind.CREATE and not options.census else None,
+        worth=foreseen.worth,
         phase_seconds=to_json({"prepare": round(time.monotonic() - begun, 3)}),
     )
     partition_changes.register(connection, source, generation_id)
@@ -245,13 +245,13 @@ def _prepare(
         apart().write_down(connection, generation_id, dry, entry)
     ranges = [{"ordinal": n, **asdict(piece)} for n, piece in pieces]
     execute(connection, INSERT_RANGES, {"operation": operation_id, "ranges": to_json(ranges)})
-    what = dry.kind
+    what = Kind(dry.kind).noun
     if dry.definition.unique:
         what += f", {'census' if options.census else uniqueness(dry.definition)},"
     over = source.sql if dry.survey is None else dry.survey.listed
     said = f"{what} over {over}, scan by {dry.choice.scan.value}: {dry.choice.why}"
     if shared is not None:
-        said += f"; {sharing.told([shared.name])}"
+        said += f"; it takes the ranges of {shared.name}: one scan serves both while their limits are the same"
     operations.record_event(connection, index_id, operation_id, actor, "prepare", said)
     return BegunOperation(operation_id, generation_id, str(name), dry.kind, adopted=False)
 

@@ -80,7 +80,7 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
         row.id,
         run.owner,
         "publish",
-        f"{counted(ghosts, 'ghost')} left to clean up",
+        f"{counted(ghosts, 'ghost')} left for the clean-up",
     )
     return True
 

@@ -108,7 +108,9 @@ def switch(database: Database, run: Run, report: Callable[[str], None] = lambda 
             execute(connection, COPY_AGAIN, {"generation": job.generation_id})
         set_mode(connection, job.generation_id, CAPTURE, DIRECT)
         installation.refresh(connection, job.source)
-        operations.record_event(connection, row.index_id, row.id, run.owner, "switch", "capture to direct mode")
+        operations.record_event(
+            connection, row.index_id, row.id, run.owner, "switch", "writes go straight into the new index"
+        )
         return True
 
     if not drain(database, job, body, report):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from graphlib import TopologicalSorter
 from typing import Any
 
 from airflow.models.dag import DagModel
@@ -101,8 +102,9 @@ def failures_of(dag_id: str, run_id: str) -> list[Failure]:
             _of_tasks(session, run, [one for one in wrong if one.state != "upstream_failed"]),
             key=lambda one: (one.at is None, one.at, one.task_id, one.map_index),
         )
-        if never := sorted({one.task_id for one in wrong if one.state == "upstream_failed"}):
-            found.append(Failure(f"Not started, since a task before failed: {', '.join(never)}"))
+        if never := {one.task_id for one in wrong if one.state == "upstream_failed"}:
+            names = ", ".join(_in_order(session, run, never))
+            found.append(Failure(f"Not started, since a task before failed: {names}"))
         if run.state == "failed" and not found:
             found.append(_of_run(session, run))
         found.extend(_of_file(session, dag_id))
@@ -180,6 +182,14 @@ def failure_of(one: TaskInstance, number: int | None, message: str, events: Sequ
     else:
         why = "its process ended without a message: it was killed, or ran out of memory. Its log may say more"
     return Failure(f"{whole}: {why}{f'. Its try {number} had said' if message else ''}", message)
+
+
+def _in_order(session: Session, run: DagRun, tasks: set[str]) -> list[str]:
+    """Tasks in the order of their DAG; by name if the DAG is gone."""
+    dag = DBDagBag(load_op_links=False).get_dag_for_run(run, session)
+    before = {task.task_id: task.upstream_task_ids for task in dag.tasks} if dag is not None else {}
+    order = list(TopologicalSorter(before).static_order())
+    return sorted(tasks, key=lambda task: (order.index(task) if task in order else len(order), task))
 
 
 def _of_run(session: Session, run: DagRun) -> Failure:

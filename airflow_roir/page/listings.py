@@ -55,7 +55,7 @@ class Listings:
             )
             one["indexes"] = found.indexes
         except NoAnswer as reason:
-            one["trouble"] = str(reason)
+            one["trouble"] = f"{reason}. This page keeps looking"
             one["indexes"] = await self._as_far_as_known(connection_id, found)
         except DBAPIError as error:
             one["trouble"] = databases.trouble(connection_id, error)

@@ -15,7 +15,7 @@ from airflow_roir.engine.control.remedies import way_on_without_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot.operation import ABANDONED, OperationStatus, rows
 from airflow_roir.engine.snapshot.parts import NextTask
-from airflow_roir.engine.snapshot.words import State, paused_by, state_of, way_on
+from airflow_roir.engine.snapshot.words import State, noun, paused_by, state_of, way_on
 from airflow_roir.errors import InvalidInput, NotFound, SchemaVersionMismatch
 from airflow_roir.operation import Status
 from airflow_roir.page import databases, fates
@@ -168,7 +168,7 @@ def states_of(
         one.operation_id: {
             "state_of_operation": shown_state(state_of(one))
             | {
-                "kind": one.kind,
+                "noun": noun(one),
                 "long_pause": warned.get(one.operation_id),
                 "why": _why(one, left[one.operation_id] and one.operation_id in deleted),
                 "left": left[one.operation_id],

@@ -45,14 +45,14 @@ class Change:
         return f"{PAGE}{self.user}"
 
     def pause(self, reason: str) -> str:
-        """Pauses it; returns a message for the user. Raises as `requests.pause`, OperationRunning as `_index`."""
+        """Pauses it; returns a message if it was paused before, else ''. Raises as `requests.pause` and `_found`."""
         reason = reason or ON_THE_PAGE
         row = requests.pause(self.database, self._index(), self.actor, reason, self.operation)
         if (row.paused_by, row.pause_reason) != (self.actor, reason):
             # Another tab, another user or the switch has paused it: that reason stays.
             since = "" if row.paused_at is None else f" since {moment(row.paused_at)},"
             return f"It is already paused{since} by {row.paused_by}: {row.pause_reason}"
-        return "Pausing: the workers finish their open batches"
+        return ""
 
     def resume(self) -> str:
         """Lifts the pause. Raises as `pause`."""

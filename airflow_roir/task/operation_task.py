@@ -150,8 +150,8 @@ class DrivingOperator(WaitingOperator):
             )
         if row.kind not in self.kinds:
             raise AirflowFailException(
-                f"index {self.index}: operation {begun} is a {row.kind}, and this task drives only "
-                f"{' or '.join(kind.value for kind in self.kinds)}. Give it the id that its prepare task returned"
+                f"index {self.index}: operation {begun} is a {Kind(row.kind).noun}, and this task drives only "
+                f"{' or '.join(kind.noun for kind in self.kinds)}. Give it the id that its prepare task returned"
             )
         try:
             newest = operations.find_operation(database, self.index)

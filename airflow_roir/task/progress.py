@@ -47,4 +47,4 @@ def progress_line(status: OperationStatus, before: OperationStatus | None = None
     before: as in `Progress`.
     """
     held = [status.throttled] if status.throttled is not None else []
-    return f"{status.phase}: {', '.join([percent(status.percent_complete), *figures(status, before), *held])}"
+    return f"{status.phase_shown}: {', '.join([percent(status.percent_complete), *figures(status, before), *held])}"

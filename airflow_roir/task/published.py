@@ -34,7 +34,7 @@ SELECT o.index_id, g.status = 'active' AS is_shown
 ANNOUNCERS = "SELECT actor FROM roir.event WHERE operation_id = %(operation)s AND action = 'announce' ORDER BY id"
 # The newest events of an index to look at: the event of the generation that readers see is almost always the newest.
 EVENTS = 20
-COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "duplicate", "mended")
+COUNTS = ("rows", "missing", "extra", "different", "corrupt", "damaged", "duplicate", "repaired")
 
 
 def claim_announcement(

@@ -298,7 +298,7 @@ COMMENT ON COLUMN roir.verification.missing IS 'rows without their entry';
 COMMENT ON COLUMN roir.verification.extra IS 'entries without their row';
 COMMENT ON COLUMN roir.verification.different IS 'entries that differ from their row';
 COMMENT ON COLUMN roir.verification.corrupt IS 'B-trees that amcheck or a lookup refused';
-COMMENT ON COLUMN roir.verification.mended IS 'repaired';
+COMMENT ON COLUMN roir.verification.repaired IS 'differences that were repaired, or were right when looked at again';
 COMMENT ON COLUMN roir.verification.complete IS
     'false: a sample, a slice or a time limit left something out; null: it has not ended';
 COMMENT ON COLUMN roir.verification.started_at IS 'when it began';
@@ -374,8 +374,8 @@ COMMENT ON COLUMN roir.discrepancy.source_values IS
 COMMENT ON COLUMN roir.discrepancy.entry_values IS 'likewise; null: no entry';
 COMMENT ON COLUMN roir.discrepancy.found_at IS 'when';
 COMMENT ON COLUMN roir.discrepancy.outcome IS
-    'mended: repaired; gone: right when it was looked at again under a lock; null: as it was';
-COMMENT ON COLUMN roir.discrepancy.mended_at IS 'when it was repaired';
+    'gone: right when it was looked at again under a lock; null: as it was';
+COMMENT ON COLUMN roir.discrepancy.repaired_at IS 'when it was repaired, or found right';
 COMMENT ON COLUMN roir.discrepancy.detail IS 'of what is damaged, or a duplicate: what was seen, where, and the remedy';
 
 COMMENT ON TABLE roir.duplicate IS

@@ -130,7 +130,7 @@ SELECT clock_timestamp() AS now,
               SELECT max(x.id) AS verification_id, bool_and(x.finished_at IS NOT NULL) AS is_compared,
                      (array_agg(x.missing + x.extra + x.different + x.corrupt + x.damaged + x.duplicate
                                 ORDER BY x.id DESC) FILTER (WHERE x.finished_at IS NOT NULL))[1] AS differences,
-                     (array_agg(x.missing + x.extra + x.different + x.corrupt + x.damaged + x.duplicate - x.mended
+                     (array_agg(x.missing + x.extra + x.different + x.corrupt + x.damaged + x.duplicate - x.repaired
                                 ORDER BY x.id DESC) FILTER (WHERE x.finished_at IS NOT NULL))[1] AS differences_left,
                      sum(extract(epoch FROM coalesce(x.finished_at, clock_timestamp()) - x.started_at))::float8
                          AS comparing

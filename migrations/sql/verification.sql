@@ -18,7 +18,7 @@ CREATE TABLE roir.verification (
     extra bigint NOT NULL DEFAULT '0',
     different bigint NOT NULL DEFAULT '0',
     corrupt bigint NOT NULL DEFAULT '0',
-    mended bigint NOT NULL DEFAULT '0',
+    repaired bigint NOT NULL DEFAULT '0',
     complete boolean,
     started_at timestamptz NOT NULL DEFAULT now(),
     finished_at timestamptz,
@@ -64,8 +64,8 @@ CREATE TABLE roir.discrepancy (
     source_values jsonb,
     entry_values jsonb,
     found_at timestamptz NOT NULL DEFAULT now(),
-    outcome text CONSTRAINT discrepancy_outcome CHECK (outcome IN ('mended', 'gone')),
-    mended_at timestamptz,
+    outcome text CONSTRAINT discrepancy_outcome CHECK (outcome IN ('repaired', 'gone')),
+    repaired_at timestamptz,
     detail text
 );
 CREATE INDEX discrepancy_unit ON roir.discrepancy (verification_id, unit_id);

@@ -463,10 +463,10 @@ def test_a_corrupted_entry_is_found_mended_and_counted(airflow: StandaloneAirflo
     log = airflow.task_log("verify_index", run, "verify")
     assert airflow.run_state("verify_index", run) == "success", log
     counts = airflow.xcoms("verify_index", run, "verify")["return_value"]
-    named = ("rows", "entries", "missing", "extra", "different", "mended", "complete")
+    named = ("rows", "entries", "missing", "extra", "different", "repaired", "complete")
     assert [counts[name] for name in named] == [ROWS, ROWS, 0, 0, 1, 1, True]
-    assert "different: kind k77, id 77 (mended)" in log
-    assert "sum: 2 workers" in log
+    assert "different: kind k77, id 77 (repaired)" in log
+    assert "compare sums: 2 workers" in log
     # The verification's own id is not left there.
     seeded = {"parallelism": 2} | WORK_SEEDED
     assert airflow.get_stored("verify_index", run, "verify") == seeded | {"in_effect": seeded}

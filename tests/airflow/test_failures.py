@@ -233,7 +233,7 @@ class Row:
 
 
 NOT_STARTED = "Not started, since a task before failed: "
-AFTER_FIRST = (NOT_STARTED + "build, finalize, prepare",)
+AFTER_FIRST = (NOT_STARTED + "prepare, build, finalize",)
 AFTER_BUILD = (NOT_STARTED + "finalize",)
 ENDED = Deed("prepare", "after", "nothing", dag=ONCE)
 WHILE = "while"
@@ -325,7 +325,7 @@ TABLE = [
         "Task verify_before has failed",
         failure.TIME_OUT,
         Deed("verify_before", WHILE, "timed out", dag=ONCE, rebuild=True, conf={"verify": "before"}),
-        (NOT_STARTED + "build, finalize, prepare",),
+        (NOT_STARTED + "prepare, build, finalize",),
     ),
 ]
 

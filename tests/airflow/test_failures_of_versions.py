@@ -214,7 +214,7 @@ def test_a_run_of_an_older_version_is_shown_as_its_own_version_has_it(airflow: W
     assert ahead >= timedelta(minutes=50)
     assert [one["text"] for one in before[failing]] == [
         "Task verify_before has failed",
-        "Not started, since a task before failed: build, finalize, prepare",
+        "Not started, since a task before failed: prepare, build, finalize",
     ]
     assert airflow.seen(DAG, failing)["again"]["dag_id"] == DAG
 

@@ -180,7 +180,7 @@ def test_a_publish_tells_what_was_built_and_from_what(shop: Any, dsn: str, monke
         index = operations.read_operation(connection, run.operation_id).index_id
         operations.record_event(connection, index, run.operation_id, "airflow d r", "adopt")
     facts = published_facts(Database(dsn), run.operation_id)
-    counts = {"missing": 0, "extra": 0, "different": 0, "corrupt": 0, "damaged": 0, "duplicate": 0, "mended": 0}
+    counts = {"missing": 0, "extra": 0, "different": 0, "corrupt": 0, "damaged": 0, "duplicate": 0, "repaired": 0}
     assert facts.pop("seconds") >= 0
     assert facts == {
         "index": 'public."Item ""K"',

@@ -85,7 +85,7 @@ PUBLISHED = ABANDONED_INDEX | {
     "source_bytes": 16384,
     "published_at": FOUND_AT,
     "revert_until": "2999-01-31T10:05:00+00:00",
-    "verified": {"outcome": "2 wrong", "at": FOUND_AT, "wrong": 2, "missing": 2},
+    "verified": {"outcome": "2 differences", "at": FOUND_AT, "differences_left": 2, "missing": 2},
     "bloat": {"share": 0.3, "bytes": 4096, "ghosts": 3, "win_bytes": 4096, "win_share": 0.3, "note": None},
     "warnings": ["not every write to public.t is captured"],
     "generations": [
@@ -95,7 +95,7 @@ PUBLISHED = ABANDONED_INDEX | {
     "queries": ["SELECT k FROM public.i WHERE k = …"],
 }
 BUSY = PUBLISHED | {"index": "public.busy", "operation": 9}
-BUSY |= {"state_of_operation": {"name": "running", "word": "Running", "kind": "rebuild"}}
+BUSY |= {"state_of_operation": {"name": "running", "word": "Running", "noun": "rebuild"}}
 BUSY |= {"run": {"dag_id": "rebuild_index", "run_id": "r"}}
 NAMES = {
     "rebuild": "rebuild_index",
@@ -217,9 +217,9 @@ STATES = {
     "several": State(
         several,
         "nav.operations",
-        [*buttons("public.i · create", "public.j · create"), *LINKS],
+        [*buttons("public.i · first build", "public.j · first build"), *LINKS],
         [
-            *buttons("public.i · create", "public.j · create", "Pause", "Throttle", "Abort"),
+            *buttons("public.i · first build", "public.j · first build", "Pause", "Throttle", "Abort"),
             *STEPPER,
             *LINKS,
         ],
@@ -395,12 +395,12 @@ def test_a_button_stays_what_it_is_while_it_has_the_focus(airflow: Airflow, tab:
 def test_the_user_stays_where_another_operation_is_chosen(airflow: Airflow, tab: Any) -> None:
     """Found: the page was drawn again, and the focus at its top."""
     show(airflow, tab, STATES["several"], True)
-    tab.get_by_role("button", name="public.j · create").focus()
+    tab.get_by_role("button", name="public.j · first build").focus()
     airflow.progress |= {"operation_id": 8, "index": "public.j"}
     airflow.more["chosen"] = FOUND | {"operation": 8, "index": "public.j"}
     tab.keyboard.press("Enter")
     tab.get_by_role("heading", name="public.j", exact=True).wait_for()
-    playwright.expect(tab.get_by_role("button", name="public.j · create")).to_be_focused()
+    playwright.expect(tab.get_by_role("button", name="public.j · first build")).to_be_focused()
 
 
 def test_a_link_keeps_the_focus_while_the_page_waits(airflow: Airflow, tab: Any) -> None:

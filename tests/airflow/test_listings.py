@@ -90,6 +90,7 @@ def test_an_index_that_is_dropped_meanwhile_is_not_shown_as_building(database: D
     slow.hang(looks)
     found = asked(shown)
     assert "hasn't answered within" in found["trouble"]
+    assert found["trouble"].endswith("This page keeps looking")
     assert found["as_of"] is None, "a moment ago"
     steps.seal_all(database, run)
     steps.finish_all(database, run)

@@ -532,7 +532,7 @@ def test_the_message_of_a_failed_task_is_for_users_who_may_read_its_log(page: Pa
         seen = page.ask(user, "GET", "/api/run", params=about).json()
         first, rest = seen["failures"]
         assert (first["text"], first["message"]) == ("Task prepare has failed at try 7 of 7", said)
-        assert rest["text"] == "Not started, since a task before failed: build, finalize, verify_before"
+        assert rest["text"] == "Not started, since a task before failed: verify_before, build, finalize"
         assert wished(seen["again"]) == (None if user == "viewer" else (DAG, conf))
         assert (seen["wanted"], seen["chosen"], seen["progress"]) == (INDEX, None, None)
         assert seen["run"]["values"]["keys"] == f"<b>x</b>\N{REPLACEMENT CHARACTER}{'x' * LONGEST_TEXT}"[:1999] + "…"

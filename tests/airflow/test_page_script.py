@@ -318,7 +318,7 @@ ABANDONED_INDEX: dict[str, Any] = {
     "state": "building",
     "unique": False,
     "operation": 7,
-    "state_of_operation": {"name": "abandoned", "word": "Abandoned", "note": "", "kind": "create", "left": True},
+    "state_of_operation": {"name": "abandoned", "word": "Abandoned", "note": "", "noun": "first build", "left": True},
     "continues": WISH,
     "run": None,
     "generations": [],
@@ -343,7 +343,7 @@ def test_indexes_says_why_an_operation_is_paused_and_continues_it(airflow: Airfl
     tab.get_by_text("Looking …").wait_for()
     airflow.pages["api/indexes"] = {"databases": [database], "dags": names, "may": may}
     tab.reload()
-    tab.get_by_text("Operation 7 (create): paused by ann: lunch.").wait_for()
+    tab.get_by_text("Operation 7 (first build): paused by ann: lunch.").wait_for()
     assert tab.get_by_role("button", name="Abort public.i").is_visible()
     tab.get_by_role("button", name="Continue public.i").click()
     tab.locator(".asks").get_by_role("button", name="Continue", exact=True).click()
@@ -362,7 +362,7 @@ def test_indexes_says_that_an_operation_is_abandoned_and_continues_it(airflow: A
     airflow.pages["api/indexes"] = {"databases": [database], "dags": names, "may": may}
     tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
     tab.locator(".chip[data-status=abandoned]", has_text="Abandoned").wait_for()
-    tab.get_by_text("Operation 7 (create): abandoned.").wait_for()
+    tab.get_by_text("Operation 7 (first build): abandoned.").wait_for()
     tab.get_by_role("button", name="Continue public.i").click()
     tab.get_by_role("button", name="Continue", exact=True).click()
     tab.get_by_text("rebuild_index is triggered.").wait_for()
@@ -442,7 +442,7 @@ def test_times_are_in_the_zone_that_airflows_ui_shows_and_name_it(
         "dags": {},
         "may": NO_RIGHT,
     }
-    airflow.progress["errors"] = [{"at": FOUND_AT, "text": "broken", "remedy": "mend it"}]
+    airflow.progress["errors"] = [{"at": FOUND_AT, "text": "broken", "remedy": "repair it"}]
     airflow.progress["pauses"] = [{"at": FOUND_AT, "by": "ann", "why": "x", "until": FOUND_AT}]
     airflow.progress["events"] = [{"at": FOUND_AT, "actor": "ann", "action": "pause", "detail": "x"}]
     own = tab.context.browser.new_context(timezone_id="Asia/Tokyo")
@@ -490,16 +490,16 @@ def test_thirty_operations_of_a_run_are_a_list_to_choose_from(airflow: Airflow, 
     """Found: thirty buttons, four rows of them, above each operation."""
     many = [FOUND | {"operation": n, "index": f"public.i{n}"} for n in range(1, 31)]
     airflow.more["operations"] = many[:6]
-    tab.get_by_role("button", name="public.i6 · create").wait_for()
+    tab.get_by_role("button", name="public.i6 · first build").wait_for()
     assert not tab.get_by_label("Operation", exact=True).is_visible()
     airflow.more["operations"] = many
     choice = tab.get_by_label("Operation", exact=True)
     choice.wait_for()
     assert choice.input_value() == "7 c"
     assert choice.locator("option").count() == 30
-    assert not tab.get_by_role("button", name="public.i6 · create").is_visible()
+    assert not tab.get_by_role("button", name="public.i6 · first build").is_visible()
     with tab.expect_request(lambda request: "operation=9" in request.url and "connection=c" in request.url):
-        choice.select_option(label="public.i9 · create · running")
+        choice.select_option(label="public.i9 · first build · running")
 
 
 def sent(airflow: Airflow, tab: Any, count: int) -> list[tuple[str, Any]]:
@@ -576,7 +576,7 @@ def test_a_pause_and_a_resume_say_one_thing(airflow: Airflow, tab: Any) -> None:
     airflow.progress["held_up"] = {"by": "rate limit", "text": "the limit of 150 rows/s"}
     held = tab.get_by_text("the limit of 150 rows/s")
     held.wait_for()
-    airflow.said = f"Pausing: {said[0].lower()}{said[1:]}"
+    airflow.said = ""
     airflow.answers.clear()
     tab.get_by_role("button", name="Pause").click()
     tab.get_by_label("Why").press("Enter")

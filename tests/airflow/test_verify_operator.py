@@ -90,9 +90,9 @@ def test_what_is_wrong_fails_the_task_and_is_named(
     assert "missing: kind k77, id 77" in capsys.readouterr().out
     assert context["ti"].xcoms["return_value"]["missing"] == 1
     assert verified(context, fail_on_difference=False)["missing"] == 1
-    mended = verified(context, repair="True")
-    assert (mended["missing"], mended["mended"]) == (1, 1)
-    assert "missing: kind k77, id 77 (mended)" in capsys.readouterr().out
+    repaired = verified(context, repair="True")
+    assert (repaired["missing"], repaired["repaired"]) == (1, 1)
+    assert "missing: kind k77, id 77 (repaired)" in capsys.readouterr().out
     # Each of them, the one that was cleared after its failure too, was another one.
     assert len(verifications(shop)) == 3
     steps.assert_exact(shop.database, INDEX)

@@ -168,7 +168,7 @@ SWAP = "BEGIN; ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t; COM
 @pytest.mark.parametrize("options", [{"sample": 100, "repair": True}, {"repair": True}], ids=["sample", "whole"])
 def test_names_are_swapped_while_an_index_is_repaired(database: Database, dsn: str, options: dict[str, Any]) -> None:
     """Found: tables' names exchanged in the middle of a command: a batch copied the other table's rows, a rebuild
-    didn't drain the source's writers, a removal and a repair removed right entries (`mended`). It holds: the name is
+    didn't drain the source's writers, a removal and a repair removed right entries (`repaired`). It holds: the name is
     checked again under the lock; else the step is repeated, or the command says so and continues when you repeat it.
     """
     run_sql(dsn, *PLAIN, "CREATE TABLE t_new (LIKE t INCLUDING ALL)")
@@ -189,12 +189,12 @@ def test_names_are_swapped_while_an_index_is_repaired(database: Database, dsn: s
 def _go_on(one: VerifyWorker) -> None:
     while not isinstance(claim := one.claim(), Stop):
         if one.unit(claim).found:
-            one.mend(claim)
+            one.repair(claim)
 
 
 def test_names_are_swapped_in_the_middle_of_a_batch(database: Database, dsn: str) -> None:
     """Found: tables' names exchanged in the middle of a command: a batch copied the other table's rows, a rebuild
-    didn't drain the source's writers, a removal and a repair removed right entries (`mended`). It holds: the name is
+    didn't drain the source's writers, a removal and a repair removed right entries (`repaired`). It holds: the name is
     checked again under the lock; else the step is repeated, or the command says so and continues when you repeat it.
     """
     run_sql(dsn, *PLAIN, "CREATE TABLE t_new (LIKE t INCLUDING ALL)", "INSERT INTO t_new VALUES (1000, 'other', 1)")
@@ -216,7 +216,7 @@ def test_names_are_swapped_in_the_middle_of_a_batch(database: Database, dsn: str
 @pytest.mark.sample(0)
 def test_names_are_swapped_while_entries_of_a_partition_are_removed(database: Database, dsn: str) -> None:
     """Found: tables' names exchanged in the middle of a command: a batch copied the other table's rows, a rebuild
-    didn't drain the source's writers, a removal and a repair removed right entries (`mended`). It holds: the name is
+    didn't drain the source's writers, a removal and a repair removed right entries (`repaired`). It holds: the name is
     checked again under the lock; else the step is repeated, or the command says so and continues when you repeat it.
     """
     run_sql(dsn, *PARTITIONED, "CREATE TABLE t_new (id int PRIMARY KEY, k text, v int) PARTITION BY RANGE (id)")

@@ -49,7 +49,7 @@ def test_a_verification_forgives_no_function_whose_writer_is_still_in_flight(
     assert report.found == 0
     writer.commit()
     assert FUNCTION in warned(database)[0]
-    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2
+    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True), "test").repaired == 2
     assert warned(database) == []
     steps.assert_exact(database)
 
@@ -69,7 +69,7 @@ def test_a_verification_that_is_under_way_forgives_no_function_by_the_next_ones_
     assert record.begin(database, "ix", VerifyOptions(), "test").operation_id == begun.operation_id
     lifecycle.verify(database, "ix", VerifyOptions(), "test")
     assert FUNCTION in warned(database)[0]
-    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True), "test").mended == 2
+    assert lifecycle.verify(database, "ix", VerifyOptions(repair=True), "test").repaired == 2
     assert warned(database) == []
 
 

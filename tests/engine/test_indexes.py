@@ -120,7 +120,11 @@ def test_a_verification_says_what_it_found_and_of_what_part(database: Database, 
     found = only(database).verified
     assert found is not None
     assert (found.rows, found.missing, found.extra, found.different, found.repaired) == (100, 1, 0, 1, 2)
-    assert (found.wrong, found.outcome, replace(found, repaired=0).outcome) == (0, "2 repaired", "2 wrong")
+    assert (found.differences_left, found.outcome, replace(found, repaired=0).outcome) == (
+        0,
+        "2 differences repaired",
+        "2 differences",
+    )
     for options, part in ((VerifyOptions(sample=10), "sample"), (VerifyOptions(slices=2), "slice")):
         lifecycle.verify(database, "ix", options)
         found = only(database).verified

@@ -46,7 +46,6 @@ ELSEWHERE = {
     "The next roir clean-up continues": "test_removed_entries.py",
     "this run stops. Continue after the server's last commit": "test_failover.py",
     "there is no operation yet; roir build makes an index": "it names no index",
-    "To build it again: roir build": "it names no keys; test_cli_report.py",
     "upgrade the schema with: roir init": "there is one version until 0.1.0 is released",
     "was restored without the section post-data": "test_restore.py",
     "Run roir init, then truncate": "test_restore.py",

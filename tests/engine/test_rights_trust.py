@@ -20,7 +20,7 @@ from airflow_roir.engine.source import owner
 from airflow_roir.engine.source.source import Source
 from airflow_roir.engine.verify import record
 from airflow_roir.engine.verify.job import UnitClaim
-from airflow_roir.engine.verify.mender import Mender
+from airflow_roir.engine.verify.repairer import Repairer
 from airflow_roir.errors import RoirError, SourceChanged
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -192,7 +192,7 @@ GIVEN = (
     "given", [*GIVEN[:2], pytest.param(GIVEN[2], marks=pytest.mark.sample(0))], ids=["owner", "view", "table"]
 )
 @pytest.mark.parametrize(
-    "step", ["mend", *(pytest.param(s, marks=pytest.mark.sample(0)) for s in ("batch", "key", "verify"))]
+    "step", ["repair", *(pytest.param(s, marks=pytest.mark.sample(0)) for s in ("batch", "key", "verify"))]
 )
 def test_a_table_that_becomes_his_between_two_steps_is_not_read_as_us(scene: Scene, given: str, step: str) -> None:
     """Found: a repair asked once whether the owner is trusted, and read later, when a schema's owner had put something
@@ -203,19 +203,19 @@ def test_a_table_that_becomes_his_between_two_steps_is_not_read_as_us(scene: Sce
     _, run = steps.begin(scene.database, "evil.ix", "evil.t", include="v", scan="key", parallelism=1, ranges=1)
     one = steps.worker(scene.database, run)
     claim = one.claim()
-    mender = None
+    repairer = None
     name = "evil.t"
-    if step in ("mend", "verify"):
+    if step in ("repair", "verify"):
         steps.finish_all(scene.database, run)
         connection = scene.database.engine.connect()
         with connection.begin():
-            mender = Mender(connection, load_job(connection, run))
+            repairer = Repairer(connection, load_job(connection, run))
     taken = given.format(owner=scene.owner, table=PLAIN)
 
     def read() -> None:
-        if mender is not None and step == "mend":
-            mender.put([1, 2, 3])
-            mender.take_out([1, 2, 3])
+        if repairer is not None and step == "repair":
+            repairer.put([1, 2, 3])
+            repairer.take_out([1, 2, 3])
         elif step == "verify":
             lifecycle.verify(scene.database, "evil.ix", VerifyOptions(), "test")
         elif step == "batch":
@@ -231,5 +231,5 @@ def test_a_table_that_becomes_his_between_two_steps_is_not_read_as_us(scene: Sce
         read()
     assert not scene.gains()
     one.connection.close()
-    if mender is not None:
-        mender.connection.close()
+    if repairer is not None:
+        repairer.connection.close()

@@ -83,7 +83,7 @@ def test_a_duplicate_of_the_last_verification_is_said_until_a_verification_finds
     row, _ = steps.capture_triggers(dsn)
     run_sql(dsn, f"ALTER TABLE t DISABLE TRIGGER {row}", "INSERT INTO t VALUES (51, 1, 1), (52, 52, 1)")
     report = lifecycle.verify(unique, "ix", VerifyOptions(repair=True))
-    assert (report.missing, report.duplicate, report.mended) == (1, 1, 1)
+    assert (report.missing, report.duplicate, report.repaired) == (1, 1, 1)
     [warning] = report.warnings
     assert f"{row} on public.t is disabled" in warning
     assert f"ALTER TABLE public.t ENABLE ALWAYS TRIGGER {row}" in warning
@@ -127,7 +127,7 @@ def test_a_partial_verification_that_finds_nothing_changes_nothing(cut: Database
     for _ in range(2):
         assert not lifecycle.verify(cut, "ix", PARTS[part]).complete
         assert problem(cut, dsn) == found
-    assert lifecycle.verify(cut, "ix", VerifyOptions(repair=True)).mended == 1
+    assert lifecycle.verify(cut, "ix", VerifyOptions(repair=True)).repaired == 1
     assert problem(cut, dsn) is None
 
 

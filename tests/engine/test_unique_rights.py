@@ -206,7 +206,7 @@ def test_a_repair_of_anothers_table(database: Database, dsn: str) -> None:
         dsn, "UPDATE roir_data.g1 SET c2 = 109, c3 = 1 WHERE c2 = 9", "UPDATE roir_data.g1 SET c4 = 0 WHERE c2 = 10"
     )
     report = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
-    assert (report.duplicate, report.found - report.mended) == (1, 1)
+    assert (report.duplicate, report.found - report.repaired) == (1, 1)
     run_sql(dsn, "DELETE FROM t WHERE id = 7")
     assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).is_exact
     steps.assert_exact(database)

@@ -18,7 +18,7 @@ from tests.engine.test_unique_verify import unseen
 
 pytestmark = pytest.mark.sample(1)
 
-MENDED = VerifyOptions(repair=True)
+REPAIRED = VerifyOptions(repair=True)
 # Names of the capture's own variables and aliases, and a name that breaks a text.
 NAMES = ("holder", "held", "here", "taken", "gone", "careful", "NEW", "d", "b", "s", "h", "x", "50% $roir$ 'it''s\" \\")
 TABLE = '"T $roir$ 1%% ""q"""'
@@ -59,7 +59,7 @@ def test_names_of_ours_and_of_all_sorts(database: Database, dsn: str, partitione
 
     through_modes(database, write, index, table, keys=keys, include="v", unique=True, segments=3)
     run_sql(dsn, "DELETE FROM roir_data.g1 WHERE c1 = 0")
-    assert lifecycle.verify(database, index, MENDED).missing == 15
+    assert lifecycle.verify(database, index, REPAIRED).missing == 15
     assert lifecycle.verify(database, index).found == 0
 
 
@@ -90,8 +90,8 @@ def test_thirty_columns_in_the_key(database: Database, dsn: str, nulls_not_disti
         user.commit()
     stage.assert_exact("written")
     unseen(dsn, f"{copied} 8", "UPDATE t SET k3 = -1 WHERE id = 9")
-    report = lifecycle.verify(database, "ix", MENDED)
-    assert (report.duplicate, report.found - report.mended) == (1, 1)
+    report = lifecycle.verify(database, "ix", REPAIRED)
+    assert (report.duplicate, report.found - report.repaired) == (1, 1)
     run_sql(dsn, "DELETE FROM t WHERE id = 108")
     stage.finish()
 
@@ -164,7 +164,7 @@ def test_what_its_types_are_called_and_where_its_segments_are_stored_may_change(
             user.rollback()
     stage.assert_exact("written")
     unseen(dsn, "INSERT INTO t VALUES (20, 'a', 1), (21, 'f', 1)")
-    report = lifecycle.verify(database, "ix", MENDED)
-    assert (report.duplicate, report.mended) == (1, 1)
+    report = lifecycle.verify(database, "ix", REPAIRED)
+    assert (report.duplicate, report.repaired) == (1, 1)
     run_sql(dsn, "DELETE FROM t WHERE id = 20")
     stage.finish()

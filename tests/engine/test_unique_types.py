@@ -136,7 +136,7 @@ def test_keys_in_icus_order(database: Database, dsn: str, kind: str) -> None:
     run_sql(dsn, f"INSERT INTO t VALUES (901, {one} || 'x')")
     unseen(dsn, "INSERT INTO t VALUES (902, 'álé') ON CONFLICT DO NOTHING", f"UPDATE t SET x = {one} WHERE id = 902")
     report = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
-    assert (report.duplicate, report.found - report.mended) == (1, 1)
+    assert (report.duplicate, report.found - report.repaired) == (1, 1)
     run_sql(dsn, "DELETE FROM t WHERE id = 902")
     assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).is_exact
     steps.assert_exact(database)

@@ -116,17 +116,17 @@ def test_a_row_whose_key_another_row_has_is_a_duplicate_and_left_to_its_user(dat
         "share a key, then: roir verify public.ix --repair"
     )
     report = lifecycle.verify(database, "ix", MENDED)
-    assert (report.found, report.mended, report.duplicate) == (4, 1, 3)
+    assert (report.found, report.repaired, report.duplicate) == (4, 1, 3)
     kinds = {one: (kind, outcome) for kind, one, outcome in found(dsn)}
     assert kinds.pop("100") == ("duplicate", None)
-    [mended] = [one for one, (_, outcome) in kinds.items() if outcome]
-    assert kinds.pop(mended) == ("missing", "mended")
+    [repaired] = [one for one, (_, outcome) in kinds.items() if outcome]
+    assert kinds.pop(repaired) == ("missing", "repaired")
     assert set(kinds.values()) == {("duplicate", None)}
     assert sql(steps.session(dsn), "SELECT count(*) FROM t") == [(64,)]
     # The first duplicate is healed by a write, the others by deleting the rows that have the entries.
-    run_sql(dsn, "UPDATE t SET k = 300 WHERE id = 100", f"DELETE FROM t WHERE id IN ({mended}, {min(kinds)})")
+    run_sql(dsn, "UPDATE t SET k = 300 WHERE id = 100", f"DELETE FROM t WHERE id IN ({repaired}, {min(kinds)})")
     report = lifecycle.verify(database, "ix", MENDED)
-    assert (report.found, report.mended, report.missing) == (1, 1, 1)
+    assert (report.found, report.repaired, report.missing) == (1, 1, 1)
     steps.assert_exact(database)
     assert_enforced(dsn)
 
@@ -142,8 +142,8 @@ def test_a_duplicate_that_was_healed_before_the_repair_came_to_it_is_mended(data
     while not one.unit(held).found:
         held = verifying.claim(one)
     run_sql(dsn, "DELETE FROM t WHERE id = 7")
-    assert one.mend(held)
-    assert found(dsn) == [("duplicate", "100", "mended")]
+    assert one.repair(held)
+    assert found(dsn) == [("duplicate", "100", "repaired")]
     steps.assert_exact(database)
 
 
@@ -167,7 +167,7 @@ def test_what_the_tree_of_a_unique_index_has_lost_is_damage_and_left_alone(
     for options in (VerifyOptions(), MENDED, EVERY_ROW):
         report = lifecycle.verify(database, "ix", options)
         assert report.damaged >= 2
-        assert report.mended == 0
+        assert report.repaired == 0
     steps.make_index(database, table=None, keys=None)
     assert lifecycle.verify(database, "ix").found == 0
     steps.assert_exact(database)

@@ -45,9 +45,9 @@ def test_each_kind_of_corruption_is_found_and_mended(dsn: str, database: Databas
         f"INSERT INTO {base} VALUES ('k', {ROWS + 1}, 1, 'no such row'), (NULL, {ROWS + 2}, 1, 'no such row')",
     )
     report = lifecycle.verify(database, "ix")
-    assert (report.missing, report.extra, report.different, report.mended) == (4, 3, 2, 0)
-    mended = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
-    assert (mended.found, mended.mended, mended.is_exact) == (9, 9, True)
+    assert (report.missing, report.extra, report.different, report.repaired) == (4, 3, 2, 0)
+    repaired = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
+    assert (repaired.found, repaired.repaired, repaired.is_exact) == (9, 9, True)
     steps.assert_exact(database)
     assert lifecycle.verify(database, "ix").found == 0
 

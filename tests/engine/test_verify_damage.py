@@ -143,7 +143,7 @@ def every_way(dsn: str, database: Database, case: str) -> None:
 @pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize("case", DAMAGES)
 def test_what_lookups_can_not_tell_is_found_and_never_called_mended(dsn: str, database: Database, case: str) -> None:
-    """Found: it said clean though heap and B-tree of the table or the entries disagreed; a repair called it `mended`.
+    """Found: it said clean though heap and B-tree of the table or the entries disagreed; a repair called it `repaired`.
     It holds: `damaged`, with the remedy; a repair doesn't touch it.
     """
     every_way(dsn, database, case)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sample(1)
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, k text, v numeric, w text, b bigint)"
 FILL = "INSERT INTO t SELECT i, nullif(i % 50, 7)::text, i / 10.0, 'row ' || i, i FROM generate_series(1, 500) i"
-MENDED = VerifyOptions(repair=True)
+REPAIRED = VerifyOptions(repair=True)
 EVERY_ROW = VerifyOptions(sample=100)
 
 # Each of these keeps some sum over rows, columns, or halves of a column as it was. k is c1, id c2, v c3, w c4, b c5.
@@ -44,7 +44,7 @@ def test_what_a_sum_could_hide_is_found(database: Database, dsn: str, corruption
     base = build_index(dsn, database, TABLE, FILL, include="v, w, b")
     run_sql(dsn, f"UPDATE {base} SET {SUBTLE[corruption]}")
     assert lifecycle.verify(database, "ix").found > 0
-    assert lifecycle.verify(database, "ix", MENDED).is_exact
+    assert lifecycle.verify(database, "ix", REPAIRED).is_exact
     steps.assert_exact(database)
     assert lifecycle.verify(database, "ix").found == 0
 
@@ -63,7 +63,7 @@ def test_swapped_values_are_found_where_no_type_has_a_hash_of_its_own(database: 
         other = 2 * one + 1
         swapped = f"c3 = point({other} - c2::int, {other} - c2::int) WHERE c2 IN ({one}, {one + 1})"
         run_sql(dsn, f"UPDATE {base} SET {swapped}")
-        assert lifecycle.verify(database, "ix", MENDED).different == 2
+        assert lifecycle.verify(database, "ix", REPAIRED).different == 2
     steps.assert_exact(database)
 
 
@@ -96,9 +96,9 @@ def test_of_every_kind_of_key_each_corruption_is_found_and_mended(database: Data
         f"INSERT INTO {base} SELECT k, x, 1000, v FROM t WHERE i = 1",
         f"INSERT INTO {base} SELECT NULL, x, 1001, v FROM t WHERE i = 1",
     )
-    found = lifecycle.verify(database, "ix", MENDED)
+    found = lifecycle.verify(database, "ix", REPAIRED)
     extra = 4 if last == 1 else 2
-    assert (found.missing, found.different, found.extra, found.mended) == (2, 2, extra, 4 + extra)
+    assert (found.missing, found.different, found.extra, found.repaired) == (2, 2, extra, 4 + extra)
     steps.assert_exact(database)
 
 
@@ -132,10 +132,10 @@ def test_of_every_type_another_included_value_is_found_and_mended(database: Data
         dsn,
         *(f"UPDATE {base} SET c{n + 3} = {every[name][1]} WHERE c2 = {n + 1}" for n, name in enumerate(known)),
     )
-    found = lifecycle.verify(database, "ix", MENDED)
+    found = lifecycle.verify(database, "ix", REPAIRED)
     missed = set(range(1, len(known) + 1)) - {int(key) for _, key, _ in verifying.found(dsn)}
     assert [known[n - 1] for n in sorted(missed)] == []
-    assert (found.different, found.found, found.mended) == (len(known), len(known), len(known))
+    assert (found.different, found.found, found.repaired) == (len(known), len(known), len(known))
     steps.assert_exact(database)
     [(longest,)] = sql(user, "SELECT max(length(source_values::text)) FROM roir.discrepancy")
     assert longest < 30_000  # what is kept of a megabyte
@@ -167,8 +167,8 @@ def test_an_equal_yet_distinct_value_is_found_and_mended(database: Database, dsn
     )
     for n, column in enumerate(("c1", "c2", "c4"), start=1):
         run_sql(dsn, f"UPDATE {base} SET {column} = {two} WHERE c3 = {n}")
-    found = lifecycle.verify(database, "ix", MENDED)
-    assert (found.missing, found.extra, found.different, found.mended) == (0, 0, 3, 3)
+    found = lifecycle.verify(database, "ix", REPAIRED)
+    assert (found.missing, found.extra, found.different, found.repaired) == (0, 0, 3, 3)
     steps.assert_exact(database)
 
 
@@ -237,11 +237,11 @@ def test_every_shape_is_found_right_and_wrong(database: Database, dsn: str, shap
     [(rows,)] = sql(steps.session(dsn), f"SELECT count(*) FROM {base}")
     run_sql(dsn, f"DELETE FROM {base} WHERE ctid IN (SELECT ctid FROM {base} LIMIT {max(1, rows // 4)})")
     assert lifecycle.verify(database, "ix").missing >= max(1, rows // 4)
-    assert lifecycle.verify(database, "ix", MENDED).is_exact
+    assert lifecycle.verify(database, "ix", REPAIRED).is_exact
     steps.assert_exact(database)
     run_sql(dsn, f"TRUNCATE {base}")
-    lost = lifecycle.verify(database, "ix", MENDED)
-    assert (lost.missing, lost.mended) == (rows, rows)
+    lost = lifecycle.verify(database, "ix", REPAIRED)
+    assert (lost.missing, lost.repaired) == (rows, rows)
     steps.assert_exact(database)
 
 
@@ -251,7 +251,7 @@ def test_an_empty_table_and_a_fake_entry(database: Database, dsn: str) -> None:
     assert lifecycle.verify(database, "ix").rows == 0
     assert lifecycle.verify(database, "ix", EVERY_ROW).found == 0
     run_sql(dsn, f"INSERT INTO {base} VALUES ('a', 1), (NULL, 2)")
-    assert lifecycle.verify(database, "ix", MENDED).extra == 2
+    assert lifecycle.verify(database, "ix", REPAIRED).extra == 2
     assert sql(steps.session(dsn), f"SELECT * FROM {base}") == []
 
 
@@ -301,7 +301,7 @@ def test_200_random_corruptions_under_writers(database: Database, dsn: str, seed
                 "stale": [("missing", identity), ("extra", identity)],
                 "twin": [("extra", identity)],
             }.get(kind, [("different", identity)])
-        report = lifecycle.verify(database, "ix", MENDED)
+        report = lifecycle.verify(database, "ix", REPAIRED)
         found = [(kind, int(key)) for kind, key, _ in verifying.found(dsn)]
         assert sorted(found) == sorted(expected)
         assert report.is_exact

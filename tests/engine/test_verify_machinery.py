@@ -160,10 +160,10 @@ def test_an_abort_in_any_stage_leaves_nothing_and_the_index_as_it_was(
         one.unit(held)
     one.close()
     assert _units(dsn) == 0
-    mended = stage == "whole"
-    assert len(found(dsn)) == mended
+    repaired = stage == "whole"
+    assert len(found(dsn)) == repaired
     assert sql(steps.session(dsn), "SELECT complete FROM roir.verification WHERE mode = 'only'") == [(False,)]
-    assert lifecycle.verify(database, "ix").missing == 1 - mended
+    assert lifecycle.verify(database, "ix").missing == 1 - repaired
 
 
 @pytest.mark.by_hand("sweeps")

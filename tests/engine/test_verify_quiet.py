@@ -100,7 +100,7 @@ def test_a_partition_leaves_between_claim_and_unit(database: Database, dsn: str,
     run_sql(dsn, f"DELETE FROM {base} WHERE c2 = 2")
     if way == "full":
         assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).is_exact
-        assert found(dsn) == [("missing", "2", "mended")]
+        assert found(dsn) == [("missing", "2", "repaired")]
         steps.assert_exact(database)
 
 

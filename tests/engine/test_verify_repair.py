@@ -15,13 +15,13 @@ from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.verify import repair
-from airflow_roir.engine.verify.mender import Mender
+from airflow_roir.engine.verify.repairer import Repairer
 from airflow_roir.errors import Fenced
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.engine import steps, verifying
 from tests.engine.steps import sql
-from tests.engine.verifying import begin, build_index, claim, found, ids, mender, to_check
+from tests.engine.verifying import begin, build_index, claim, found, ids, repairer, to_check
 
 pytestmark = pytest.mark.sample(1)
 
@@ -116,12 +116,12 @@ def base(dsn: str, database: Database) -> str:
     return GROUNDS["plain"].wrong(dsn, database)
 
 
-def _found_by_another(database: Database) -> Mender:
+def _found_by_another(database: Database) -> Repairer:
     verifying.go_through(database, begin(database), 4)
-    return mender(database, begin(database))
+    return repairer(database, begin(database))
 
 
-def _mend(one: Mender, dsn: str) -> None:
+def _repair(one: Repairer, dsn: str) -> None:
     absent, extra = ids(dsn, ("missing", "different", "duplicate")), ids(dsn, ("extra",))
     if left := repair.tried(one.put, absent):
         repair.tried(one.take_out, left)
@@ -153,9 +153,9 @@ def test_a_writer_and_a_repair_meet_in_each_order(
     with closing(steps.session(dsn, level)) as user:
         sql(user, "SELECT count(*) FROM t")  # its snapshot is older than any repair
         _write(user, ground.writes[write], level, ground.refused)
-        _mend(one, dsn)
+        _repair(one, dsn)
         user.commit()
-        _mend(one, dsn)
+        _repair(one, dsn)
         steps.assert_exact(database)
         sql(user, "SELECT 1")
         _write(user, ground.writes[ground.again], level, (*ground.refused, LATER))
@@ -176,7 +176,7 @@ def test_a_writer_that_began_before_the_repair_writes_after_it(
     refused = (psycopg2.errors.UniqueViolation, LATER)
     with closing(steps.session(dsn, level)) as user:
         sql(user, "SELECT count(*) FROM t")
-        _mend(one, dsn)
+        _repair(one, dsn)
         _write(user, ground.writes[write], level, refused)
         user.rollback()
         _write(user, ground.writes[write], level, refused)
@@ -190,13 +190,13 @@ def test_a_key_that_is_taken_while_its_entry_is_missing_is_a_duplicate(database:
     one = _found_by_another(database)
     with closing(steps.session(dsn)) as user:
         sql(user, "INSERT INTO t VALUES (201, 1, 0), (202, 2, 0)")
-        _mend(one, dsn)
+        _repair(one, dsn)
         assert {outcome for _, key, outcome in found_before(dsn) if key in "12"} == {None}
         user.commit()
-    _mend(one, dsn)
+    _repair(one, dsn)
     assert [row for row in found_before(dsn) if row[2] is None] == [("duplicate", "1", None), ("duplicate", "2", None)]
     run_sql(dsn, "DELETE FROM t WHERE id IN (1, 202)")
-    _mend(one, dsn)
+    _repair(one, dsn)
     assert [row for row in found_before(dsn) if row[2] is None] == []
     steps.assert_exact(database)
 
@@ -215,8 +215,8 @@ def test_what_a_writer_holds_is_left_and_the_rest_is_mended(dsn: str, base: str)
     sql(user, "INSERT INTO t VALUES (101, '1', 5)")
     report = lifecycle.verify(database, "ix", VerifyOptions(repair=True))
     user.rollback()
-    assert (report.found, report.mended, report.is_exact) == (3, 1, False)
-    assert found(dsn) == [("different", "2", None), ("extra", "101", None), ("missing", "1", "mended")]
+    assert (report.found, report.repaired, report.is_exact) == (3, 1, False)
+    assert found(dsn) == [("different", "2", None), ("extra", "101", None), ("missing", "1", "repaired")]
     assert lifecycle.verify(database, "ix", VerifyOptions(repair=True)).is_exact
     steps.assert_exact(database)
 
@@ -247,9 +247,9 @@ def test_a_worker_that_dies_before_it_mends_leaves_that_to_the_next(database: Da
         kept = [held] if dead.unit(held).found else []
     newer = steps.start_with(database, 1, owner="another", take_over=True)
     with pytest.raises(Fenced):
-        dead.mend(kept[0])
+        dead.repair(kept[0])
     verifying.go_through(database, newer)
-    assert {outcome for _, _, outcome in found(dsn)} == {"mended"}
+    assert {outcome for _, _, outcome in found(dsn)} == {"repaired"}
     assert len(found(dsn)) == 3
     steps.assert_exact(database)
 
@@ -264,9 +264,9 @@ def test_a_pause_stops_a_repair_and_a_resume_goes_on_with_it(database: Database,
     while not one.unit(held).found:
         held = claim(one)
     requests.pause(database, "ix", "user", "later")
-    assert one.mend(held) is False
+    assert one.repair(held) is False
     verifying.go_through(database, steps.start_with(database, 3, owner="another"))
-    assert {outcome for _, _, outcome in found(dsn)} == {"mended"}
+    assert {outcome for _, _, outcome in found(dsn)} == {"repaired"}
     steps.assert_exact(database)
 
 

@@ -90,7 +90,7 @@ def test_what_is_wrong_with_the_view_is_found_and_repaired(database: Database, d
     if "another query" not in said:
         assert said in " ".join(warned(database))
     repaired = verify(database, "ix", VerifyOptions(repair=True))
-    assert (repaired.is_exact, repaired.damaged, repaired.mended) == (True, 1, 1)
+    assert (repaired.is_exact, repaired.damaged, repaired.repaired) == (True, 1, 1)
     assert differences(dsn) == []
     assert warned(database) == []
     assert verify(database, "ix").damaged == 0
@@ -159,7 +159,7 @@ def test_readers_who_hold_the_view_keep_a_repair_from_it_and_are_not_waited_for(
     reader = steps.session(dsn)
     sql(reader, "SELECT count(*) FROM ix")
     found = verify(database, "ix", VerifyOptions(repair=True))
-    assert (found.is_exact, found.damaged, found.mended) == (False, 1, 0)
+    assert (found.is_exact, found.damaged, found.repaired) == (False, 1, 0)
     reader.rollback()
     assert verify(database, "ix", VerifyOptions(repair=True)).is_exact
 
@@ -170,7 +170,7 @@ def test_a_view_that_users_built_on_it_is_theirs(database: Database, dsn: str) -
     run_sql(dsn, "CREATE VIEW mine AS SELECT k FROM ix WHERE k > '1'")
     assert verify(database, "ix", VerifyOptions(repair=True)).damaged == 0
     run_sql(dsn, f"CREATE OR REPLACE VIEW ix AS SELECT {COLUMNS} FROM roir_data.g2 b")
-    assert verify(database, "ix", VerifyOptions(repair=True)).mended == 1
+    assert verify(database, "ix", VerifyOptions(repair=True)).repaired == 1
     assert sql(steps.session(dsn), "SELECT count(*) FROM mine") == sql(
         steps.session(dsn), "SELECT count(*) FROM t WHERE k > '1'"
     )

@@ -13,7 +13,7 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.verify import comparing, record
 from airflow_roir.engine.verify.comparing import load
 from airflow_roir.engine.verify.job import UnitClaim
-from airflow_roir.engine.verify.mender import Mender
+from airflow_roir.engine.verify.repairer import Repairer
 from airflow_roir.engine.verify.report import VerifyReport, report_of
 from airflow_roir.engine.verify.worker import VerifyWorker
 from airflow_roir.engine.work.phase_work import WorkerMetrics
@@ -104,10 +104,10 @@ def found(dsn: str) -> list[tuple[Any, ...]]:
     )
 
 
-def mender(database: Database, run: Run) -> Mender:
-    """A mender in a session of its own."""
+def repairer(database: Database, run: Run) -> Repairer:
+    """A repairer in a session of its own."""
     one = worker(database, run)
-    return Mender(one.connection, one.job)
+    return Repairer(one.connection, one.job)
 
 
 def ids(dsn: str, kinds: Sequence[str] = ("missing", "different", "extra")) -> list[int]:

@@ -284,7 +284,7 @@ def test_whoever_switches_the_announcing_off_is_seen(contrib_shards: Make) -> No
     [feed] = found.feeds
     asked = f"SELECT roir_shard.announcing_problem('{feed.outbox}')"
     assert found.made.ask(asked, shard="s0") == [(None,)]
-    for broken, mended in (
+    for broken, repaired in (
         (
             f"ALTER TABLE roir_shard.{feed.outbox} DISABLE TRIGGER roir_announce",
             f"ALTER TABLE roir_shard.{feed.outbox} ENABLE ALWAYS TRIGGER roir_announce",
@@ -301,9 +301,9 @@ def test_whoever_switches_the_announcing_off_is_seen(contrib_shards: Make) -> No
     ):
         found.made.run(broken)
         assert found.made.ask(asked, shard="s0") != [(None,)], broken
-        if mended:
-            found.made.run(mended)
-            assert found.made.ask(asked, shard="s0") == [(None,)], mended
+        if repaired:
+            found.made.run(repaired)
+            assert found.made.ask(asked, shard="s0") == [(None,)], repaired
     announce.announce(found.database, INDEX, "server")
     assert found.made.ask(asked, shard="s0") == [(None,)]
 

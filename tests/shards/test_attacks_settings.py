@@ -119,7 +119,7 @@ def test_what_databases_set_changes_no_value_and_ends_nothing(shards: Make, side
     with Shipper(made.database, every_s=0.05).running():
         lifecycle.verify(made.database, "public.ix", VerifyOptions(repair=True), "test")
     apart.assert_exact(pinned, prepared.generation_id)
-    found = pinned.ask("SELECT count(*), count(*) FILTER (WHERE outcome = 'mended') FROM roir.discrepancy")
+    found = pinned.ask("SELECT count(*), count(*) FILTER (WHERE outcome = 'repaired') FROM roir.discrepancy")
     assert found[0][0] == found[0][1] > 0
     assert pinned.ask("SELECT doubt FROM roir.feed WHERE doubt IS NOT NULL") == []
 

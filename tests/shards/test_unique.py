@@ -270,7 +270,7 @@ def test_a_verification_looks_at_holders(contrib_shards: Make) -> None:
     made.ask("INSERT INTO roir_data.g1_holder (c1, c2) VALUES ('gone', 's0')")
     assert verify(made.database, "public.ix").damaged == 1
     found = verify(made.database, "public.ix", VerifyOptions(repair=True))
-    assert (found.damaged, found.mended) == (1, 1)
+    assert (found.damaged, found.repaired) == (1, 1)
     assert verify(made.database, "public.ix").found == 0
     assert problem(made, generation_id) is None
     # An entry whose key is free, or another shard's: then it isn't enforced any more.

@@ -39,7 +39,7 @@ def test_each_kind_of_damage_is_found_named_and_repaired(shards: Make) -> None:
     }
     with one.shipping():
         report = verify(one.made.database, "ix", VerifyOptions(repair=True))
-    assert (report.found, report.mended) == (5, 5)
+    assert (report.found, report.repaired) == (5, 5)
     assert one.is_exact()
 
 
@@ -58,5 +58,5 @@ def test_on_spark_it_finds_and_repairs_the_same(shards: Make) -> None:
         )
     assert told.returncode == 0, told.stderr
     report = json.loads(told.stdout)
-    assert (report["missing"], report["different"], report["mended"], report["complete"]) == (8, 1, 9, True)
+    assert (report["missing"], report["different"], report["repaired"], report["complete"]) == (8, 1, 9, True)
     assert one.is_exact()

@@ -82,7 +82,7 @@ def test_every_kind_of_damage_is_found_and_repaired(shards: Make, case: str, mod
     assert not one.is_exact()
     told = _verify(one, MODES[mode])
     assert sum(report.found for report in told) > 0, mode
-    assert all(report.mended == 0 and report.damaged == 0 and report.corrupt == 0 for report in told), told
+    assert all(report.repaired == 0 and report.damaged == 0 and report.corrupt == 0 for report in told), told
     assert all(found["primary_key"]["shard"] for report in told for found in report.first)
     with one.shipping():
         told = _verify(one, [VerifyOptions(**{**option.fixed(), "repair": True}) for option in MODES[mode]])
@@ -114,6 +114,6 @@ def test_an_entry_in_another_segment_is_damage(shards: Make) -> None:
         assert (report.missing, report.damaged, report.extra) == (1, 1, 0)
     with one.shipping():
         report = verify(one.made.database, "ix", VerifyOptions(repair=True))
-        assert (report.found, report.mended) == (2, 1)
+        assert (report.found, report.repaired) == (2, 1)
         report = verify(one.made.database, "ix", VerifyOptions(repair=True))
         assert (report.missing, report.damaged, report.is_exact) == (0, 1, False)

@@ -69,7 +69,7 @@ def test_what_could_not_be_repaired_leaves_the_doubt(shards: Make, monkeypatch: 
     _doubt(one)
     one.run("DELETE FROM {base} WHERE c3 = 7")
     report = verify(one.made.database, "ix", REPAIR)
-    assert (report.missing, report.mended, report.is_exact) == (1, 0, False)
+    assert (report.missing, report.repaired, report.is_exact) == (1, 0, False)
     assert one.feed("doubt", "s1") == "lost"
     # The row was touched, so shipping repairs its entry.
     one.ship()
@@ -120,7 +120,7 @@ def test_entries_of_a_removed_shard_and_of_a_dropped_table_go(shards: Make) -> N
     report = verify(one.made.database, "ix")
     assert (report.extra, report.found) == (802, 802)
     report = verify(one.made.database, "ix", REPAIR)
-    assert (report.extra, report.mended) == (802, 802)
+    assert (report.extra, report.repaired) == (802, 802)
     assert one.made.ask(f"SELECT DISTINCT c2 FROM {one.base}") == [("s0",)]
     assert verify(one.made.database, "ix").found == 0
 
@@ -235,7 +235,7 @@ def test_at_every_unit_a_worker_dies_is_fenced_or_pauses_and_the_next_goes_on(sh
             assert turn < 400
     told = found(one.made)
     assert len(told) == 32
-    assert {(kind, outcome) for kind, _, _, outcome in told} == {("missing", "mended"), ("different", "mended")}
+    assert {(kind, outcome) for kind, _, _, outcome in told} == {("missing", "repaired"), ("different", "repaired")}
     assert one.is_exact()
     assert one.made.ask("SELECT count(*) FROM roir.suspect") == [(0,)]
 
@@ -243,7 +243,7 @@ def test_at_every_unit_a_worker_dies_is_fenced_or_pauses_and_the_next_goes_on(sh
 def _do(worker: ApartWorker, claim: UnitClaim) -> None:
     done = None if claim.compared else worker.unit(claim)
     if done is None or done.found:
-        worker.mend(claim)
+        worker.repair(claim)
 
 
 @pytest.mark.parametrize("stage", ["total", "sum", "check", "whole"])

@@ -69,7 +69,7 @@ def test_writers_beside_a_verification_are_no_discrepancy(
             assert report.found == report.extra, report.first
             report = verify(one.made.database, "ix", VerifyOptions(repair=True))
             assert report.extra in wanted
-            assert report.found == report.mended == report.extra, report.first
+            assert report.found == report.repaired == report.extra, report.first
             assert verify(one.made.database, "ix").found == 0
         finally:
             stop.set()

@@ -52,7 +52,7 @@ def fail_in_batches(dsn: str, code: str, message: str, workers: str = "3", gate:
     )
 
 
-def mend(dsn: str) -> None:
+def repair(dsn: str) -> None:
     run_sql(dsn, "DROP FUNCTION public.break() CASCADE")
 
 
@@ -72,7 +72,7 @@ def test_a_failing_disk_stops_every_worker_and_the_reason_stays(database: Databa
     assert paused.rows < 40_000
     assert one(database, "SELECT count(*) FROM roir.scan_range WHERE claim_worker <> 3 AND NOT done") == 0
     assert one(database, "SELECT heartbeat_at FROM roir.operation") is None
-    mend(dsn)
+    repair(dsn)
     lift_rate(database)
     with Running(database) as driver:
         assert driver.wait() == 0, driver.said

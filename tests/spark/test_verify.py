@@ -82,8 +82,8 @@ def test_two_workers_are_paused_and_three_go_on(database: Database, dsn: str, ba
     requests.change_options(database, "ix", actor="me", parallelism=3)
     with Running(database, "local[4]") as driver:
         assert driver.wait() == 0, driver.said
-    assert "sum: 3 workers" in driver.said
-    assert "check: 3 workers" in driver.said
+    assert "compare sums: 3 workers" in driver.said
+    assert "compare rows: 3 workers" in driver.said
     both = compared(database)
     assert both[first] == done
     assert len(both) == 2
@@ -119,5 +119,5 @@ def test_a_killed_driver_leaves_the_units_that_are_left_to_the_next(database: Da
     assert len(both) == 2
     assert twice(database) == 0
     report = report_of(database, begun.operation_id)
-    assert (report.rows, report.missing, report.mended) == (ROWS, 1, 1)
+    assert (report.rows, report.missing, report.repaired) == (ROWS, 1, 1)
     steps.assert_exact(database)

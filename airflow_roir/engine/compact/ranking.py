@@ -134,7 +134,7 @@ def _unfinished(database: Database, index: str) -> str | None:
         return None
     if row.kind == Kind.COMPACT and row.status in ("running", "paused"):
         return ""
-    return f"operation {row.id} ({row.kind}) is {row.status}"
+    return f"{operations.named(row)} is {row.status}"
 
 
 def _takes(choice: Choice) -> tuple[int, float]:

@@ -105,7 +105,7 @@ def begin_or_adopt(
         name = operations.index_name(index)
         if row.kind not in kinds:
             raise OperationRunning(
-                f"index {name}: operation {row.id} ({row.kind}) {DOES[Kind(row.kind)]} the index and is {row.status}; "
+                f"index {name}: {operations.named(row)} {DOES[Kind(row.kind)]} the index and is {row.status}; "
                 f"wait until it ends, resume it (roir resume {argument(name)}), or abort it"
             )
         _refuse_ended(row, name)
@@ -113,7 +113,7 @@ def begin_or_adopt(
         if sign_of_life.heart_beats(row, connection):
             raise sign_of_life.running_elsewhere(row, str(name), connection)
         live_options.adopt_options(connection, row, actor, options)
-        operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {row.phase}")
+        operations.record_event(connection, row.index_id, row.id, actor, "adopt", f"in phase {Phase(row.phase).shown}")
         return BegunOperation(row.id, row.generation_id, str(name), row.kind, adopted=True)
 
     def look() -> tuple[Row[Any] | None, BegunOperation | None]:

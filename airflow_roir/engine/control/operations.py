@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import Fenced, IllegalTransition, InvalidInput, NotFound, OperationAborted, OperationPaused
 from airflow_roir.nearest import meant
 from airflow_roir.one_line import one_line
-from airflow_roir.operation import TRANSITIONS, Phase, Status, Verb, following
+from airflow_roir.operation import TRANSITIONS, Kind, Phase, Status, Verb, following
 
 OperationRow = Row[Any]
 
@@ -64,7 +65,8 @@ SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
 # The newest operation of a name that no index has, if it is a build that was aborted.
 ABORTED_BUILD = """
 SELECT * FROM (
-  SELECT o.*, i.schema_name, i.name, i.source_oid::oid::regclass::text AS source
+  SELECT o.*, i.schema_name, i.name, i.key_columns, i.included_columns, i.is_unique, i.nulls_not_distinct,
+         (SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid = i.source_oid::oid) AS source
     FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
    WHERE i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
    ORDER BY o.id DESC LIMIT 1) newest
@@ -86,6 +88,11 @@ def default_actor() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def named(operation: Row[Any]) -> str:
+    """An operation for messages: `operation 3 (rebuild)`. operation: its id and kind."""
+    return f"operation {operation.id} ({Kind(operation.kind).noun})"
+
+
 def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
     """The row of an index that isn't dropped, by name. Raises NotFound, InvalidInput (no schema, and ambiguous)."""
     found = index_if_there(connection, name)
@@ -95,11 +102,25 @@ def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
             at = f" at {event.at:%Y-%m-%d %H:%M:%S %Z}" if event else ""
             raise NotFound(
                 f"there is no index {name}: its build, operation {aborted.id}, was aborted{at} by "
-                f"{aborted_by(connection, aborted)}. To build it again: roir build "
-                f"{argument(str(index_name(aborted)))} --table {argument(aborted.source)} --keys COLUMNS"
+                f"{aborted_by(connection, aborted)}; {build_again(aborted)}"
             )
         raise NotFound(f"there is no index {name}; `roir status` lists all indexes{near_index(connection, name)}")
     return found
+
+
+def build_again(index: Row[Any]) -> str:
+    """How to build an index that is gone: the command with its definition. index: with `source`, or None."""
+    if index.source is None:
+        return "its table was dropped, too"
+    options = ["--table", index.source, "--keys", _listed(index.key_columns)]
+    if index.included_columns:
+        options += ["--include", _listed(index.included_columns)]
+    options += ["--unique"] * index.is_unique + ["--nulls-not-distinct"] * index.nulls_not_distinct
+    return f"build it again: roir build {argument(str(index_name(index)))} {shlex.join(options)}"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ",".join(str(QualifiedName(None, name)) for name in columns)
 
 
 def index_if_there(connection: Connection, name: QualifiedName) -> Row[Any] | None:
@@ -213,7 +234,7 @@ def find_resumable(database: Database, index: str) -> OperationRow:
         "Then build again",
     }.get(Status(row.status))
     if why is not None:
-        raise InvalidInput(f"index {name}: operation {row.id} ({row.kind}) {why}")
+        raise InvalidInput(f"index {name}: {named(row)} {why}")
     return row
 
 
@@ -296,7 +317,7 @@ def overtaken(connection: Connection, operation_id: int, owner: str = "this run"
     index = index_name(read_index(connection, now.index_id))
     if now.status in ABORT:
         newest = newest_operation(connection, now.index_id)
-        since = f"; operation {newest.id} ({newest.kind}) has begun since" if newest and newest.id != now.id else ""
+        since = f"; {named(newest)} has begun since" if newest and newest.id != now.id else ""
         return OperationAborted(
             f"index {index}: operation {now.id} was aborted by {aborted_by(connection, now)}; {owner} stops{since}"
         )
@@ -315,7 +336,7 @@ def advance(connection: Connection, row: OperationRow, epoch: int, owner: str, s
     """Moves an operation to its next phase, and records that as an event. said: a text for the event."""
     sign_of_life.tick(connection, row.id, epoch)
     move(connection, row, Verb.ADVANCE, epoch=epoch)
-    record_event(connection, row.index_id, row.id, owner, "phase", following(Phase(row.phase)).value + said)
+    record_event(connection, row.index_id, row.id, owner, "phase", following(Phase(row.phase)).shown + said)
 
 
 def complete(connection: Connection, row: OperationRow, epoch: int) -> None:

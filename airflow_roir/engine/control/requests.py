@@ -129,5 +129,5 @@ def expect(connection: Connection, index: str, operation_id: int) -> None:
 def has_begun_since(index: str, operation_id: int, latest: Row[Any]) -> IllegalTransition:
     """The error if an operation isn't the latest of its index any more. latest: a row with id and kind."""
     return IllegalTransition(
-        f"index {index}: operation {operation_id} has ended; operation {latest.id} ({latest.kind}) has begun since"
+        f"index {index}: operation {operation_id} has ended; {operations.named(latest)} has begun since"
     )

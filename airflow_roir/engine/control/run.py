@@ -31,7 +31,16 @@ from airflow_roir.errors import (
     SchemaVersionMismatch,
     SourceChanged,
 )
-from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, BY_DUPLICATES, FORMAT_VERSION, QUEUED, Status, Verb
+from airflow_roir.operation import (
+    BLOCK_FORMAT_VERSION,
+    BUILDS,
+    BY_DUPLICATES,
+    FORMAT_VERSION,
+    QUEUED,
+    Phase,
+    Status,
+    Verb,
+)
 
 # Takes a line for the user.
 Report = Callable[[str], None]
@@ -163,7 +172,7 @@ def _start(
     )
     epoch = int(execute(connection, NEXT_EPOCH, {"operation": row.id}).scalar_one())
     action = "resume" if row.status == Status.PAUSED else "start"
-    operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {row.phase}")
+    operations.record_event(connection, row.index_id, row.id, owner, action, f"in phase {Phase(row.phase).shown}")
     full_name = operations.read_index(connection, row.index_id)
     return Run(row.id, epoch, str(operations.index_name(full_name)), owner)
 

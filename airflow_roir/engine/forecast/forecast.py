@@ -17,6 +17,7 @@ from airflow_roir.engine.forecast.trial import Trial
 from airflow_roir.engine.forecast.worth import Worth
 from airflow_roir.engine.prepare import Foreseen
 from airflow_roir.engine.scan.findings import DryRun
+from airflow_roir.operation import Kind
 from airflow_roir.options import BuildOptions
 
 
@@ -56,12 +57,13 @@ def run(database: Database, definition: IndexDefinition, options: BuildOptions, 
 
 
 def foresee(connection: Connection, dry: DryRun, options: BuildOptions, on_spark: bool = True) -> Foreseen:
-    """The lines before a build begins: its time, whether it pays, and whether duplicates can't be found early.
+    """The lines before a build begins: its time, whether a new index pays, whether duplicates can't be found early.
 
     on_spark: False if threads of the command do the work.
     """
     untold = hashing.untold(connection, dry.entry)
-    worth = worths.of_index(connection, dry)
+    is_new = dry.kind == Kind.CREATE and not options.census
+    worth = worths.of_index(connection, dry) if is_new else None
     found = [f"expected: {_expected(connection, dry, options, on_spark=on_spark)}"]
     found += [] if worth is None else [f"will it pay: {worth}"]
     found += [] if untold is None else [untold]

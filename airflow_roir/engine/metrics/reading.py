@@ -233,7 +233,7 @@ class _Look:
             if (one := found.get(row.id)) is not None:
                 age = max(0.0, (row.now - one.at).total_seconds())
                 self._samples.add("roir_index_verification_age_seconds", age, _index_name(row))
-                self._samples.add("roir_index_discrepancies", one.wrong, _index_name(row))
+                self._samples.add("roir_index_discrepancies", one.differences_left, _index_name(row))
 
     def _compactions(self, indexes: Sequence[Row[Any]]) -> None:
         names = {row.id: _index_name(row) for row in indexes}

@@ -118,12 +118,12 @@ def _compared(connection: Connection, name: QualifiedName, generation_id: int) -
 
 # A finding as by a worker of a verification, but without a unit.
 NOTE = """
-INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, detail, outcome, mended_at)
+INSERT INTO roir.discrepancy (verification_id, unit_id, kind, key, primary_key, detail, outcome, repaired_at)
 VALUES (%(verification)s, 0, 'damaged', '[]', '[]', %(detail)s, %(outcome)s,
         CASE WHEN %(outcome)s IS NOT NULL THEN clock_timestamp() END)
 """
-IS_MENDED = """
-SELECT EXISTS (SELECT FROM roir.discrepancy WHERE verification_id = %(verification)s AND outcome = 'mended')
+IS_REPAIRED = """
+SELECT EXISTS (SELECT FROM roir.discrepancy WHERE verification_id = %(verification)s AND outcome = 'repaired')
 """
 ACTIVE = """
 SELECT i.id AS index_id, i.schema_name, i.name FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
@@ -131,7 +131,7 @@ SELECT i.id AS index_id, i.schema_name, i.name FROM roir.generation g JOIN roir.
 """
 
 
-def verify(connection: Connection, verification_id: int, generation_id: int, mend: bool) -> None:
+def verify(connection: Connection, verification_id: int, generation_id: int, repair: bool) -> None:
     """Check the view as a part of a verification: a problem counts as damage; a repair makes the view again.
 
     If readers hold the view for too long, the damage stays, and the remedy is another repair. After a repair of entries
@@ -141,13 +141,13 @@ def verify(connection: Connection, verification_id: int, generation_id: int, men
     if row is None:
         return
     name = QualifiedName(row.schema_name, row.name)
-    if mend and execute(connection, IS_MENDED, {"verification": verification_id}).scalar_one():
+    if repair and execute(connection, IS_REPAIRED, {"verification": verification_id}).scalar_one():
         _attempt(connection, generation_id, lambda: view.refuse_older(connection, generation_id))
     if (wrong := difference(connection, name, generation_id)) is None:
         return
     outcome = None
-    if mend and _attempt(connection, generation_id, lambda: view.show(connection, name, row.index_id, generation_id)):
-        outcome = "mended"
+    if repair and _attempt(connection, generation_id, lambda: view.show(connection, name, row.index_id, generation_id)):
+        outcome = "repaired"
     detail = f"view {name} {wrong}. {remedy(name)}"
     execute(connection, NOTE, {"verification": verification_id, "detail": detail, "outcome": outcome})
 

@@ -122,7 +122,7 @@ def is_out_of_reach(error: BaseException) -> bool:
 
 
 def is_permanent(error: BaseException) -> bool:
-    """True if the same work would meet the error again, until a user has mended its cause."""
+    """True if the same work would meet the error again, until a user has repaired its cause."""
     if isinstance(error, WorkerFailed):
         return error.permanent
     if isinstance(error, DBAPIError):

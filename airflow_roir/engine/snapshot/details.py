@@ -218,9 +218,13 @@ def _phases(one: OperationStatus) -> tuple[PhaseOf, ...]:
     at = len(names) if now == Phase.DONE else names.index(now)
     states = ["done" if n < at else "now" if n == at else "ahead" for n in range(len(names))]
     return tuple(
-        PhaseOf(name, state, None if state == "ahead" else seconds.get(name))
+        PhaseOf(_shown(name), state, None if state == "ahead" else seconds.get(name))
         for name, state in zip(names, states, strict=True)
     )
+
+
+def _shown(name: str) -> str:
+    return Phase(name).shown if name in PLACED else name
 
 
 def _samples(connection: Connection, operation_id: int) -> tuple[tuple[float, int, float], ...]:

@@ -196,8 +196,8 @@ class OperationStatus:
 
     @property
     def phase_shown(self) -> str:
-        """The phase; with details `verify` for a publish that still compares."""
-        return next((phase.name for phase in self.phases if phase.state == "now"), self.phase)
+        """The phase for people; with details `verify` for a publish that still compares."""
+        return next((phase.name for phase in self.phases if phase.state == "now"), Phase(self.phase).shown)
 
     def seconds_since(self, moment: datetime | None) -> float:
         """The seconds since then by the server's clock; 0 for None."""

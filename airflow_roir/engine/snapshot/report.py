@@ -10,18 +10,21 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import takewhile
+from typing import Any
 
+from airflow_roir import option as declared
 from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot import details
 from airflow_roir.engine.snapshot.operation import OperationStatus, read
 from airflow_roir.engine.snapshot.parts import Error
-from airflow_roir.engine.snapshot.words import done, state_of
+from airflow_roir.engine.snapshot.words import done, noun, state_of
 from airflow_roir.engine.verify.report import VerifyReport, report
 from airflow_roir.errors import NotFound
 from airflow_roir.one_line import one_line
 from airflow_roir.operation import BUILDS, Kind
+from airflow_roir.options import LIVE
 from airflow_roir.quantity import counted, duration, lost, rate, size
 
 # All that Markdown or the HTML in it gives a meaning to.
@@ -113,9 +116,9 @@ def _line(text: str) -> str:
 
 
 def _title(one: OperationStatus, later: Sequence[OperationStatus]) -> str:
-    title = f"{one.kind} of {one.index}, operation {one.operation_id}: {state_of(one).word}"
+    title = f"{noun(one).capitalize()} of {one.index}, operation {one.operation_id}: {state_of(one).word}"
     # A verification that found differences counts more than the build's own.
-    return title + "".join(f"; {last.kind} {last.operation_id}: {state_of(last).word}" for last in later[-1:])
+    return title + "".join(f"; {noun(last)} {last.operation_id}: {state_of(last).word}" for last in later[-1:])
 
 
 def _tables(one: OperationStatus, compared: VerifyReport | None, later: Sequence[OperationStatus]) -> list[Table]:
@@ -126,7 +129,7 @@ def _tables(one: OperationStatus, compared: VerifyReport | None, later: Sequence
             ("Operation", "Begun", "State", "Its report"),
             [
                 (
-                    f"{o.kind} {o.operation_id}",
+                    f"{noun(o)} {o.operation_id}",
                     _moment(o.started_at),
                     str(state_of(o)),
                     f"roir report {argument(o.index)} --operation {o.operation_id}",
@@ -134,7 +137,7 @@ def _tables(one: OperationStatus, compared: VerifyReport | None, later: Sequence
                 for o in later
             ],
         ),
-        ("Options", ("Option", "Value"), [(name, _value(value)) for name, value in one.options.items()]),
+        ("Options", ("Option", "Value"), _options(one)),
         (
             "Phases",
             ("Phase", "State", "Time of work"),
@@ -194,8 +197,16 @@ def _duplicates(one: OperationStatus) -> str:
     return f"{counted(one.duplicate_keys, 'key')} of {counted(one.duplicate_rows, 'row')}"
 
 
-def _value(value: object) -> str:
-    return "none" if value is None else str(value)
+def _options(one: OperationStatus) -> list[tuple[str, ...]]:
+    """The options that have a value, by their titles in the form."""
+    found = ((LIVE[name], value) for name, value in one.options.items() if value not in (None, ""))
+    return [(option.title or option.name, _value(option, value)) for option, value in found]
+
+
+def _value(option: declared.Option, value: Any) -> str:
+    if option.kind is declared.Kind.SPAN:
+        return duration(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _then(error: Error) -> str:

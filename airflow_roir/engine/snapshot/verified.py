@@ -12,11 +12,12 @@ from sqlalchemy import Connection, Row
 from airflow_roir.as_json import plain_fields
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.verify.counts import Counts, counted_in
+from airflow_roir.quantity import counted
 
 # The newest verification that has ended of the generation that readers see: one of an older generation doesn't count.
 VERIFIED = """
 SELECT DISTINCT ON (v.index_id) v.index_id, v.finished_at AS at, v.rows, v.missing, v.extra, v.different, v.corrupt,
-       v.damaged, v.duplicate, v.mended, v.complete, v.options
+       v.damaged, v.duplicate, v.repaired, v.complete, v.options
   FROM roir.verification v JOIN roir.generation g ON g.id = v.generation_id AND g.status = 'active'
  WHERE v.finished_at IS NOT NULL AND v.index_id = ANY (%(indexes)s)
  ORDER BY v.index_id, v.finished_at DESC, v.id DESC
@@ -43,20 +44,21 @@ class Verified(Counts):
     part: str
 
     @property
-    def wrong(self) -> int:
+    def differences_left(self) -> int:
         """The discrepancies that aren't repaired."""
         return max(0, self.found - self.repaired)
 
     @property
     def outcome(self) -> str:
-        """`exact`, `3 wrong in a sample`, `3 repaired`."""
+        """`exact`, `3 differences in a sample`, `3 differences repaired`."""
         part = {"all": "", "sample": " in a sample", "slice": " in a slice"}.get(self.part, " as far as it came")
-        said = "exact" if not self.found else f"{self.wrong:,} wrong" if self.wrong else f"{self.repaired:,} repaired"
+        left, repaired = self.differences_left, counted(self.repaired, "difference")
+        said = counted(left, "difference") if left else f"{repaired} repaired" if self.repaired else "exact"
         return said + part
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return plain_fields(self) | {"wrong": self.wrong, "outcome": self.outcome}
+        return plain_fields(self) | {"differences_left": self.differences_left, "outcome": self.outcome}
 
 
 def verifications(connection: Connection, index_ids: Sequence[int]) -> dict[int, Verified]:
@@ -68,4 +70,4 @@ def _verified(row: Row[Any]) -> Verified:
     part = "all"
     if not row.complete:
         part = "sample" if row.options.get("sample") else "slice" if row.options.get("slices") else "time limit"
-    return Verified(at=row.at, rows=row.rows, repaired=row.mended, part=part, **counted_in(row))
+    return Verified(at=row.at, rows=row.rows, repaired=row.repaired, part=part, **counted_in(row))

@@ -16,6 +16,11 @@ from airflow_roir.quantity import counted, duration, left, percent, rate
 OF_ROWS = tuple(phase.value for phase, one in PLACED.items() if one.copies)
 
 
+def noun(one: OperationStatus) -> str:
+    """The kind of an operation: a census is a kind of its own."""
+    return "census" if one.census else Kind(one.kind).noun
+
+
 @dataclass(frozen=True)
 class State:
     """The state of an operation. name: for programs, a status, `abandoned`, `queued` or `undriven`. word: on a chip.

@@ -147,7 +147,7 @@ def _complete(connection: Connection, row: Row[Any], run: Run) -> None:
     operations.complete(connection, row, run.epoch)
     last = record.last(connection, row.id)
     assert last is not None
-    if last.complete and last.found == last.mended:
+    if last.complete and last.found == last.repaired:
         tamper.forgive(connection, last.generation_id)
         apart().trust(connection, last)
     said = f"{last.rows} rows: missing {last.missing}, extra {last.extra}, different {last.different}"

@@ -61,7 +61,7 @@ def begin(
                 of = found.id, begun.operation_id, generation.id, begun.source
                 _, rows = units.plan(connection, *of, options, mode, with_delta=False)
             tamper.look(connection, generation.id)
-            return rows, mode
+            return rows, "of the published index" if mode == "only" else "of the index that is rebuilt next"
 
         phase = Phase.CHECK if options.is_partial else Phase.SUM
         return begin_over_active(database, row, Kind.VERIFY, phase, options, actor, write, report)
@@ -158,7 +158,7 @@ COUNTS = """
 SELECT count(*) FILTER (WHERE kind = 'missing') AS missing, count(*) FILTER (WHERE kind = 'extra') AS extra,
        count(*) FILTER (WHERE kind = 'different') AS different, count(*) FILTER (WHERE kind = 'corrupt') AS corrupt,
        count(*) FILTER (WHERE kind = 'damaged') AS damaged, count(*) FILTER (WHERE kind = 'duplicate') AS duplicate,
-       count(*) FILTER (WHERE outcome IS NOT NULL) AS mended
+       count(*) FILTER (WHERE outcome IS NOT NULL) AS repaired
   FROM roir.discrepancy WHERE verification_id = %(id)s
 """
 LOOKED_AT = """
@@ -169,8 +169,8 @@ SELECT coalesce(sum(rows) FILTER (WHERE side IN ('source', 'heap')), 0) AS rows,
 CLOSE = """
 UPDATE roir.verification
    SET missing = %(missing)s, extra = %(extra)s, different = %(different)s, corrupt = %(corrupt)s,
-       damaged = %(damaged)s, duplicate = %(duplicate)s, mended = %(mended)s, rows = %(rows)s, entries = %(entries)s,
-       complete = %(complete)s, finished_at = clock_timestamp()
+       damaged = %(damaged)s, duplicate = %(duplicate)s, repaired = %(repaired)s,
+       rows = %(rows)s, entries = %(entries)s, complete = %(complete)s, finished_at = clock_timestamp()
  WHERE id = %(id)s AND finished_at IS NULL
 """
 FORGET_UNITS = "DELETE FROM roir.verification_unit WHERE verification_id = %(id)s AND (done OR NOT %(left)s)"

@@ -12,7 +12,7 @@ from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.retry.trouble import Trouble, trouble_of
 from airflow_roir.engine.sessions.limits import limits_of
-from airflow_roir.engine.verify.mender import Mender
+from airflow_roir.engine.verify.repairer import Repairer
 
 # With more discrepancies in a unit one transaction repairs a chunk of them: a transaction takes some ten milliseconds.
 MANY = 100
@@ -20,7 +20,7 @@ CHUNK = 1_000
 # How often a discrepancy whose row or entry a writer holds is tried.
 TRIES = 20
 
-UNMENDED = """
+UNREPAIRED = """
 SELECT id, kind FROM roir.discrepancy
  WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND outcome IS NULL
    AND kind NOT IN ('corrupt', 'damaged') AND (kind <> 'duplicate' OR %(first)s)
@@ -33,14 +33,14 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
 
     A discrepancy that a writer holds is tried again for some seconds, then stays as it is.
     """
-    mender = Mender(connection, job)
+    repairer = Repairer(connection, job)
     values = {"verification": verification_id, "unit": unit_id}
     with connection.begin():
-        mender.look_again([row.id for row in execute(connection, UNMENDED, {**values, "first": True})])
+        repairer.look_again([row.id for row in execute(connection, UNREPAIRED, {**values, "first": True})])
     for attempt in range(TRIES):
         with connection.begin():
             # Duplicates are tried once: only a user can resolve them.
-            rows = execute(connection, UNMENDED, {**values, "first": attempt == 0}).all()
+            rows = execute(connection, UNREPAIRED, {**values, "first": attempt == 0}).all()
         if not rows:
             return
         if attempt:
@@ -50,11 +50,11 @@ def mend_unit(connection: Connection, job: Job, verification_id: int, unit_id: i
         absent = [row.id for row in rows if row.kind != "extra"]
         for ids in _chunks(absent, size):
             # If the row is gone, a different entry is an extra one, and a missing entry isn't missing any more.
-            if left := tried(mender.put, ids):
-                tried(mender.take_out, left)
+            if left := tried(repairer.put, ids):
+                tried(repairer.take_out, left)
             yield
         for ids in _chunks([row.id for row in rows if row.kind == "extra"], size):
-            tried(mender.take_out, ids)
+            tried(repairer.take_out, ids)
             yield
 
 

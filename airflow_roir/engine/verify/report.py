@@ -34,7 +34,7 @@ FIRST_FOUND = "SELECT * FROM roir.discrepancy WHERE verification_id = %(verifica
 class VerifyReport(Counts):
     """The results of a verification. rows, entries: of source and index, that were read.
 
-    mended: discrepancies that were repaired, or that were right when the repair looked again. complete: False if a
+    repaired: discrepancies that were repaired, or that were right when the repair looked again. complete: False if a
     sample, a slice or a time limit left something out.
     warnings: why the capture misses writes now, so that the index becomes wrong again, each with its remedy.
     """
@@ -44,7 +44,7 @@ class VerifyReport(Counts):
     mode: str
     rows: int
     entries: int
-    mended: int
+    repaired: int
     complete: bool
     first: tuple[dict[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
@@ -52,12 +52,12 @@ class VerifyReport(Counts):
     @property
     def is_exact(self) -> bool:
         """True if all that was read is right now."""
-        return self.found == self.mended
+        return self.found == self.repaired
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with the counts first."""
         facts = asdict(self)
-        return {name: facts.pop(name) for name in (*KINDS, "mended")} | facts
+        return {name: facts.pop(name) for name in (*KINDS, "repaired")} | facts
 
     def __str__(self) -> str:
         """The counts in one line."""
@@ -65,7 +65,7 @@ class VerifyReport(Counts):
         found += f", corrupt {self.corrupt}" if self.corrupt else ""
         found += f", damaged {self.damaged}" if self.damaged else ""
         found += f", duplicate {self.duplicate}" if self.duplicate else ""
-        found += f"; mended {self.mended}" if self.mended else ""
+        found += f"; repaired {self.repaired}" if self.repaired else ""
         return f"{counted(self.rows, 'row')}{'' if self.complete else ' of a part'}; {found}"
 
 
@@ -83,7 +83,7 @@ def report(database: Database, verification_id: int) -> VerifyReport:
             rows=row.rows,
             entries=row.entries,
             **counted_in(row),
-            mended=row.mended,
+            repaired=row.repaired,
             complete=bool(row.complete),
             first=tuple(_named(one, Entry.from_json(row.entry)) for one in first),
             warnings=(),

@@ -14,8 +14,8 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.verify import damage, differences, hashes
 from airflow_roir.engine.verify.hashes import of_source
 from airflow_roir.engine.verify.job import UnitClaim
-from airflow_roir.engine.verify.mender import Mender
 from airflow_roir.engine.verify.reading import UnitReading
+from airflow_roir.engine.verify.repairer import Repairer
 
 # The check of one segment's B-trees, each entry included; the extension may be in any schema.
 TREES = """
@@ -122,4 +122,4 @@ class UnitRows:
             "AND kind IN ('missing', 'extra') AND outcome IS NULL",
             {**values, "verification": self.verify_job.verification_id},
         )
-        Mender(self.connection, self.job).look_again(list(found.scalars()))
+        Repairer(self.connection, self.job).look_again(list(found.scalars()))

@@ -113,8 +113,8 @@ class VerifyWorker(Worker):
     def step(self, hold: UnitClaim) -> Step | Stop:
         """Compares a unit that isn't compared yet, and repairs its discrepancies, if the verification repairs."""
         done = None if hold.compared else self.unit(hold)
-        to_mend = done is None or (done.found > 0 and self.verify_job.options.repair)
-        if to_mend and not self.mend(hold):
+        to_repair = done is None or (done.found > 0 and self.verify_job.options.repair)
+        if to_repair and not self.repair(hold):
             return Stop("paused")
         return Step(0, 0.0) if done is None else Step(done.rows, done.seconds)
 
@@ -156,7 +156,7 @@ class VerifyWorker(Worker):
                 self._commit(claim, {**NO_SUMS, "rows": checked}, begun, to_repair)
         return UnitMetrics(self.worker, claim.ordinal, checked, time.monotonic() - begun, found)
 
-    def mend(self, claim: UnitClaim) -> bool:
+    def repair(self, claim: UnitClaim) -> bool:
         """Repairs the discrepancies of a compared unit, then ends its claim; False if a pause came in between.
 
         Raises Fenced.

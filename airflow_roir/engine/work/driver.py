@@ -127,7 +127,7 @@ class PhaseDriver:
             for number in missing[: max(0, min(left.free, left.undone - len(pool.busy)))]:
                 pool.start(
                     number,
-                    f"{self._run.index}: {self._phase.name.value}, worker {number} of {row.parallelism}, "
+                    f"{self._run.index}: {self._phase.name.shown}, worker {number} of {row.parallelism}, "
                     f"{left.free} {self._phase.noun}s unclaimed",
                 )
             if not left.undone and not (pool.busy and self._persist(self._at_work) & pool.busy):

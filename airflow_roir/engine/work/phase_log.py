@@ -38,7 +38,7 @@ DONE = "SELECT ordinal, rows, seconds FROM ({pieces}) p WHERE done ORDER BY ordi
 
 
 # As `pieces` below writes them.
-OF_PIECES = re.compile(r"\w+: (\w+ \d+ done, |[\d,]+ of [\d,]+ \w+ done($|, ))")
+OF_PIECES = re.compile(r"[\w ]+: (\w+ \d+ done, |[\d,]+ of [\d,]+ \w+ done($|, ))")
 
 
 def tells_of_pieces(line: str) -> bool:
@@ -55,7 +55,7 @@ class PhaseLog:
         self._work = phase
         self._phase = phase.name
         # The comparison before a publish has the name that the status gives it.
-        self._shown = "verify" if phase.name == Phase.PUBLISH else phase.name.value
+        self._shown = "verify" if phase.name == Phase.PUBLISH else phase.name.shown
         self._say = say
         self._wanted = 0
         self._at_work = 0
@@ -73,7 +73,7 @@ class PhaseLog:
 
     def over(self, line: str) -> None:
         """Log the end of the phase."""
-        self._shown = self._phase.value
+        self._shown = self._phase.shown
         self.say(line)
 
     def begin(self, workers: int) -> None:

@@ -3,7 +3,6 @@
 import { DASH, bytes, clock, count, duration, el, many, mark, put, short, zoned } from "./page.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const NAME_OF = { sum: "compare sums", check: "compare rows" };
 // More cells than this are too narrow for a number.
 const NUMBERED = 48;
 
@@ -36,7 +35,7 @@ export class Phases {
       (item, phase) => {
         mark(item, "data-state", phase.state);
         mark(item, "aria-current", phase.state === "now" ? "step" : null);
-        put(item.children[1], NAME_OF[phase.name] ?? phase.name);
+        put(item.children[1], phase.name);
         put(item.children[2], phase.state === "ahead" ? "" : phase.seconds === null || phase.seconds === undefined ? DASH : duration(phase.seconds));
         mark(item, "aria-label", `${phase.name}: ${{ done: "done", now: "now", ahead: "ahead" }[phase.state] ?? phase.state}`);
       },

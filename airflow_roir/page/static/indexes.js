@@ -222,7 +222,7 @@ class Card {
     const key = JSON.stringify([index.run, index.operation, doing?.word, doing?.why]);
     if (this.linked !== key) {
       this.linked = key;
-      this.now.replaceChildren(...(index.operation ? [doing ? `Operation ${index.operation} (${doing.kind}): ${doing.why || doing.word.toLowerCase()}. ` : `Operation ${index.operation} isn’t finished yet. `, runOf(index)].filter(Boolean) : []));
+      this.now.replaceChildren(...(index.operation ? [doing ? `Operation ${index.operation} (${doing.noun}): ${doing.why || doing.word.toLowerCase()}. ` : `Operation ${index.operation} isn’t finished yet. `, runOf(index)].filter(Boolean) : []));
       this.now.hidden = !index.operation;
     }
     this.showButtons(index, connection, content);
@@ -297,7 +297,7 @@ class Card {
         text: `${dags.verify} compares the index with its table, row by row where sums differ. It changes nothing.`,
         yes: () => start(dags.verify, conf),
       },
-      may.verify && published && index.verified?.wrong > 0 && {
+      may.verify && published && index.verified?.differences_left > 0 && {
         verb: "Repair",
         off: busy,
         title: "Repair this index?",
@@ -348,7 +348,7 @@ function factsOf(index) {
       "Verified",
       v ? v.outcome : "never",
       v ? [ago(v.at), ...found].join(", ") : "",
-      v ? (v.wrong ? "bad" : "good") : null,
+      v ? (v.differences_left ? "bad" : "good") : null,
     ],
     index.published_at && ["Revert", index.revert_until && new Date(index.revert_until) > new Date() ? `until ${zoned(index.revert_until, true)}` : "not possible"],
     b && ["Bloat", share(b.share), bloatOf(b)],

@@ -17,7 +17,7 @@ const stale = banner(main);
 let chosen = null;
 let page = null;
 
-const KIND = { create: "First build of", rebuild: "Rebuild of", verify: "Verification of", compact: "Compaction of" };
+const KIND = { create: "First build", rebuild: "Rebuild", verify: "Verification", compact: "Compaction" };
 const LEFT = ["abandoned", "paused", "pausing"];
 const OVER = ["completed", "failed", "aborted"];
 // More operations of a run are a list to choose from.
@@ -225,7 +225,7 @@ class Build {
     this.showTabs(content);
     this.failures.show(content);
     this.values.show(run.values);
-    put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation on"}${p.unique && p.kind !== "verify" && p.kind !== "compact" ? " unique index" : ""}`);
+    put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation"} of${p.unique && p.kind !== "verify" && p.kind !== "compact" ? " unique index" : ""}`);
     put(this.name, p.index);
     put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
     // The run that the user has triggered takes the operation up a moment later.
@@ -257,7 +257,7 @@ class Build {
     this.showLists(p);
     this.duplicates.show(p);
     this.showLinks(content);
-    const words = `${word}, phase ${p.phase}`;
+    const words = `${word}, phase ${p.phases?.find((one) => one.state === "now")?.name ?? p.phase}`;
     if (this.spoken !== words) {
       say(`${p.index}: ${words}`);
       this.spoken = words;
@@ -269,7 +269,7 @@ class Build {
     const asList = operations.length > MOST_TABS;
     this.choice.hidden = !asList;
     keep(this.choice, asList ? operations : [], () => el("option"), (option, item) => {
-      put(option, `${item.index} · ${item.kind} · ${item.status}`);
+      put(option, `${item.index} · ${KIND[item.kind].toLowerCase()} · ${item.status}`);
       option.value = `${item.operation} ${item.connection}`;
     });
     this.choice.value = `${one.operation} ${one.connection}`;
@@ -278,7 +278,7 @@ class Build {
       operations.length < 2 || asList ? [] : operations,
       () => el("button", { type: "button" }),
       (button, item) => {
-        put(button, `${item.index} · ${item.kind}`);
+        put(button, `${item.index} · ${KIND[item.kind].toLowerCase()}`);
         mark(button, "aria-current", item.operation === one.operation && item.connection === one.connection ? "true" : null);
         button.onclick = () => this.choose(String(item.operation), item.connection);
       },
@@ -515,14 +515,14 @@ class Build {
     try {
       const { said } = await send(address(`/${verb}`), { connection, operation, ...more });
       // Until the next look shows it: what held it up before, or the pause that is lifted, doesn't any more.
-      const pauses = verb === "pause" && said.startsWith("Pausing: ");
+      const pauses = verb === "pause" && !said;
       const nothing = { by: "nothing", text: "" };
-      if (pauses) this.content.progress = { ...this.content.progress, status: "pausing", rows_per_second_now: null, held_up: nothing, state: { name: "pausing", word: "Pausing", note: said.slice(9).replace(/^./, (first) => first.toUpperCase()) } };
+      if (pauses) this.content.progress = { ...this.content.progress, status: "pausing", rows_per_second_now: null, held_up: nothing, state: { name: "pausing", word: "Pausing", note: "The workers finish their open batches" } };
       if (verb === "resume") this.content.progress = { ...this.content.progress, status: "running", held_up: nothing, state: { name: "undriven", word: "Waiting", note: "" } };
       if (pauses || verb === "resume") holdFocus(this.node, () => this.draw(this.content), () => this.nextFocus());
       if (more.parallelism) this.content.progress.workers.wanted = more.parallelism;
       // The badge says a pause.
-      this.tell(pauses ? "" : said, false);
+      this.tell(said, false);
       return true;
     } catch (refusal) {
       this.tell(refusal.message, true);

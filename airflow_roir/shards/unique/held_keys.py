@@ -43,8 +43,8 @@ SELECT ARRAY[{key}]::text[] AS key, h.{shard} AS holder, h.ctid::text AS spot
    AND NOT EXISTS (SELECT FROM {base} b WHERE {both_b_h}) AND NOT EXISTS (SELECT FROM {intent} i WHERE {both_i_h})
  LIMIT {most}
 """
-MENDED = """
-UPDATE roir.discrepancy SET outcome = 'mended', mended_at = clock_timestamp()
+REPAIRED = """
+UPDATE roir.discrepancy SET outcome = 'repaired', repaired_at = clock_timestamp()
  WHERE verification_id = %(verification)s AND unit_id = %(unit)s AND detail LIKE %(own)s AND kind = 'damaged'
 """
 
@@ -135,7 +135,7 @@ class HeldKeys:
                     self._note_alone(claim, row)
                 if rows and self.both.verify_job.options.repair:
                     holders.release(self.connection, self.generation_id, [row.spot for row in rows])
-                    execute(self.connection, MENDED, values)
+                    execute(self.connection, REPAIRED, values)
                 found += len(rows)
         return found
 

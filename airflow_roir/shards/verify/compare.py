@@ -72,10 +72,10 @@ class ApartWorker(VerifyWorker):
                 time.sleep(AWAY_REST_S)
         return found
 
-    def mend(self, claim: UnitClaim) -> bool:
+    def repair(self, claim: UnitClaim) -> bool:
         """Repairs a compared unit, by the shards; False if a pause came. Raises Fenced."""
         try:
-            if not repair.Mender(self.both, self.judge, claim).mend():
+            if not repair.Repairer(self.both, self.judge, claim).repair():
                 return False
         except ShardAway:
             # It stays claimed: the next worker that claims it continues.

@@ -41,7 +41,7 @@ SELECT id, key, primary_key FROM roir.discrepancy
    AND kind IN ('missing', 'extra', 'different') AND id > %(after)s ORDER BY id LIMIT %(limit)s
 """
 OUTCOME = """
-UPDATE roir.discrepancy SET outcome = 'mended', mended_at = clock_timestamp()
+UPDATE roir.discrepancy SET outcome = 'repaired', repaired_at = clock_timestamp()
  WHERE id = ANY (%(ids)s) AND outcome IS NULL
 """
 # A pass that began after this has seen all earlier touches.
@@ -56,7 +56,7 @@ RETURNING s.name
 """
 
 
-class Mender:
+class Repairer:
     """Repairs the discrepancies of one unit."""
 
     def __init__(self, both: BothSides, judge: Judge, claim: UnitClaim) -> None:
@@ -66,7 +66,7 @@ class Mender:
         self.connection = both.connection
         self.job = both.job
 
-    def mend(self) -> bool:
+    def repair(self) -> bool:
         """Repairs the unit; False if a pause came. An entry that can't be repaired now gets no outcome. Raises
         ShardAway."""
         touched: dict[int, Any] = {}

@@ -27,7 +27,7 @@ from airflow_roir.engine.source import catalog, owner
 from airflow_roir.engine.verify import damage, differences, hashes
 
 OUTCOME = """
-UPDATE roir.discrepancy SET outcome = %(outcome)s, mended_at = clock_timestamp()
+UPDATE roir.discrepancy SET outcome = %(outcome)s, repaired_at = clock_timestamp()
  WHERE id = ANY (%(ids)s) AND outcome IS NULL
 """
 # A discrepancy that lookups called missing or extra is damage.
@@ -108,7 +108,7 @@ REMOVE_FOUND = "DELETE FROM {segment} x WHERE x.ctid = ANY ('{tids}'::tid[]) RET
 UNSEEN = "SELECT x.ctid FROM {segment} x WHERE x.ctid = ANY ('{tids}'::tid[]) AND NOT {shown}"
 
 
-class Mender:
+class Repairer:
     """Repairs discrepancies of one generation, in one session.
 
     It never waits for a row: it already holds locks on others, and could deadlock with a writer that locks them in
@@ -201,7 +201,7 @@ class Mender:
             else:
                 self._write(wrong, self.base, self.entry.on_conflict())
             self._settle("gone", gone)
-            self._settle("mended", wrong)
+            self._settle("repaired", wrong)
             left = set(ids) - locked - self._with_row(ids)
             check_name(self.connection, self.source, self.read.oid)
             return list(left)
@@ -279,7 +279,7 @@ class Mender:
             gone = self._with_row(ids) | hidden
             gone |= set(ids) - {one for tids in by_segment.values() for found in tids.values() for one in found}
             gone -= removed
-            self._settle("mended", removed)
+            self._settle("repaired", removed)
             self._settle("gone", gone)
             check_name(self.connection, self.source, self.read.oid)
             return list(set(ids) - gone - removed)
