@@ -19,7 +19,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Where code is.
-FOLDERS = ("airflow_roir", "benchmarks", "dags", "demo", "deploy", "docs", "migrations", "scripts", "servers", "tests")
+FOLDERS = (
+    "airflow_roir",
+    "benchmarks",
+    "client",
+    "dags",
+    "demo",
+    "deploy",
+    "docs",
+    "migrations",
+    "scripts",
+    "servers",
+    "tests",
+)
 
 
 @dataclass(frozen=True)

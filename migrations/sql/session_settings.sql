@@ -10,7 +10,7 @@ DECLARE
 BEGIN
     FOR f IN SELECT p.oid FROM pg_proc p
               WHERE p.pronamespace = 'roir'::regnamespace AND p.prokind = 'f'
-                AND p.proname NOT IN ('published', 'is_mine', 'is_in_mode', 'trusts', 'standing')
+                AND p.proname NOT IN ('published', 'is_doubtful', 'is_mine', 'is_in_mode', 'trusts', 'standing')
                 AND EXISTS (SELECT FROM unnest(p.proconfig) c WHERE c LIKE 'search_path=%')
     LOOP
         FOR pin IN SELECT * FROM (VALUES

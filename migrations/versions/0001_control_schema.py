@@ -32,6 +32,7 @@ TOPICS = (
     "partitions",
     "view",
     "reading",
+    "look_up",
     "shard_lag",
     "apart_reading",
     "announcing",

@@ -474,7 +474,7 @@ def test_functions_that_users_call_pin_what_ours_sessions_pin(dsn: str) -> None:
     found = sql(
         steps.session(dsn),
         "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = 'roir'::regnamespace "
-        "AND proname NOT IN ('published', 'is_mine', 'is_in_mode', 'trusts', 'standing') "
+        "AND proname NOT IN ('published', 'is_doubtful', 'is_mine', 'is_in_mode', 'trusts', 'standing') "
         "AND EXISTS (SELECT FROM unnest(proconfig) c WHERE c LIKE 'search_path=%%')",
     )
     wanted = {"datestyle", "timezone", "intervalstyle", "extra_float_digits", "bytea_output", "array_nulls"}

@@ -1,0 +1,8 @@
+"""Lets the queries of an application use global indexes of airflow-roir, without a change to any query.
+
+It needs neither Airflow nor Spark. `roir_client.sqlalchemy` is for SQLAlchemy 2.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,30 @@
+"""Databases of the shop, cloned from one that has its indexes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.client import shop
+from tests.conftest import database_dsn, run_sql
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def shop_template(server: str) -> str:
+    """The name of the database with the indexed orders."""
+    run_sql(server, "CREATE DATABASE shop TEMPLATE roir_template")
+    shop.make(database_dsn(server, "shop"))
+    return "shop"
+
+
+@pytest.fixture
+def shop_dsn(server: str, shop_template: str) -> Iterator[str]:
+    """The DSN of a copy of the shop."""
+    name = f"shop_{next(_numbers)}"
+    run_sql(server, f"CREATE DATABASE {name} TEMPLATE {shop_template}")
+    yield database_dsn(server, name)
+    run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
