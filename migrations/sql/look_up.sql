@@ -13,7 +13,7 @@ BEGIN
                     WHERE v.index_id = g.index_id AND v.generation_id = g.id
                       AND CASE WHEN v.finished_at IS NULL
                                THEN EXISTS (SELECT FROM roir.discrepancy d WHERE d.verification_id = v.id)
-                               ELSE v.missing + v.extra + v.different + v.corrupt + v.damaged + v.duplicate > v.mended
+                               ELSE v.missing + v.extra + v.different + v.corrupt + v.damaged + v.duplicate > v.repaired
                           END
                       AND v.id >= coalesce((SELECT max(x.id) FROM roir.verification x
                                              WHERE x.index_id = g.index_id AND x.generation_id = g.id AND x.complete),

@@ -100,7 +100,7 @@ class Heard:
 
 
 LOCKED = text(
-    "SELECT count(*) FROM pg_locks l JOIN pg_inherits i ON i.inhrelid = l.relation "
+    "SELECT count(DISTINCT l.relation) FROM pg_locks l JOIN pg_inherits i ON i.inhrelid = l.relation "
     "WHERE i.inhparent = 'shop.orders'::regclass AND l.pid = pg_backend_pid()"
 )
 
