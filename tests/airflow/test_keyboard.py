@@ -427,7 +427,8 @@ def test_a_change_of_state_is_said_once_and_figures_are_not(airflow: Airflow, ta
     for percent in (46.0, 47.0, 48.0):
         look(airflow, tab, percent_complete=percent, rows=int(percent))
     assert heard(tab) == []
-    look(airflow, tab, percent_complete=49.0, phase="seal")
+    phases = [{"name": "build", "state": "done", "seconds": 1.0}, {"name": "seal", "state": "now", "seconds": 1.0}]
+    look(airflow, tab, percent_complete=49.0, phase="seal", phases=phases)
     look(airflow, tab, percent_complete=50.0, status="paused", state=PAUSED)
     assert heard(tab) == ["public.i: Running, phase seal", "public.i: Paused, phase seal"]
     airflow.run["state"] = "failed"

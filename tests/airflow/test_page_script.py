@@ -295,10 +295,13 @@ def test_figures_of_workers_that_have_left_are_not_shown(airflow: Airflow, tab: 
     """Found: *Rows/s now* 707 with no worker; after *Pause* the state was *Running* for seconds."""
     airflow.progress["rows_per_second_now"] = 707
     tab.locator(".tile", has_text="707").wait_for()
+    airflow.said = ""
+    airflow.answers.clear()
     tab.get_by_role("button", name="Pause", exact=True).click()
     tab.locator(".asks").get_by_role("button", name="Pause", exact=True).click()
     tab.locator(".chip", has_text="Pausing").wait_for()
     airflow.progress["workers"] = {"wanted": 2, "alive": 0, "list": []}
+    airflow.answers.set()
     tab.get_by_text("0 of 2", exact=True).wait_for()
     assert tab.locator(".tile", has_text="707").count() == 0
 
@@ -333,7 +336,7 @@ def test_indexes_says_why_an_operation_is_paused_and_continues_it(airflow: Airfl
         "name": "paused",
         "word": "Paused",
         "note": "",
-        "kind": "create",
+        "noun": "first build",
         "why": "paused by ann: lunch",
         "left": True,
     }
