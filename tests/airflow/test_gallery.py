@@ -150,7 +150,7 @@ TABLE = [
     ),
     Failure(
         "abandoned",
-        "All processes of the run died at once, as in a power cut",
+        "A power cut ended all processes, and a user marked the run as failed",
         replace(BUILD, deed="everything killed, run marked failed"),
         f"{CONTINUE}, here or on *Indexes*; or *Abort*",
         "Abandoned",
