@@ -24,7 +24,7 @@ SELECT i.source_oid FROM roir.generation g JOIN roir.index i ON i.id = g.index_i
 # The base before the delta, in the order in which a captured TRUNCATE locks them.
 LOCK = "LOCK TABLE {base} IN ROW EXCLUSIVE MODE"
 # Locks the rows of the step that no writer holds; a group for each state and pattern of NULLs ({nulls}).
-# Addresses stay text and are sent back so: to parse them here took a quarter of a step.
+# Addresses stay text and are sent back as text: to parse them here took a quarter of a step.
 TAKE = """
 SELECT state, nulls, array_agg(tid)::text AS tids
   FROM (SELECT d.ctid AS tid, d.state, {nulls} AS nulls
@@ -33,8 +33,8 @@ SELECT state, nulls, array_agg(tid)::text AS tids
            FOR UPDATE SKIP LOCKED) AS taken
  GROUP BY state, nulls
 """
-# In a unique index: those of the rows whose key has no entry in the base, or one that this step has locked. {same_key}:
-# of `b` and `m`. Entries that another session has locked are skipped: to wait for one, with rows of the delta locked,
+# In a unique index: the rows whose key has no entry in the base, or an entry that this step has locked. {same_key}: of
+# `b` and `m`. Entries that another session has locked are skipped: to wait for one, with rows of the delta locked,
 # could deadlock with a writer or another step that still needs these rows.
 WITH_FREE_KEYS = """
 WITH mine AS MATERIALIZED (

@@ -35,9 +35,9 @@ from airflow_roir.operation import Phase
 from airflow_roir.options import BuildOptions
 from airflow_roir.scan_range import ScanRange
 
-# Under a grant of less than one worker, a batch takes this part of its usual time. A shorter one is mostly commit.
+# Under a grant below one worker, a batch takes this part of its usual time. A shorter one would be mostly a commit.
 PACED = 0.1
-# Under a rate limit a batch is at most this much of a worker's share, so that a pause still comes soon.
+# Under a rate limit a batch is at most what a worker may copy in this time, so that a pause takes effect soon.
 RATE_WINDOW_S = 0.5
 
 RANGES = Pieces(
@@ -68,7 +68,7 @@ SELECT o.epoch, o.status, o.phase, o.parallelism, o.batch_rows, o.max_rows_per_s
 """
 
 # Width and density of rows as ANALYZE saw them: a look at the files would wait behind an ALTER. A table with more
-# blocks than rows is bloated, its rows aren't wider than a block: hence the 1.
+# blocks than rows is bloated: its rows aren't wider than a block, hence the 1.
 DENSITY = """
 SELECT (least(c.relpages / nullif(greatest(c.reltuples, 0), 0), 1)
         + coalesce(t.relpages / nullif(greatest(c.reltuples, 0), 0), 0)) * current_setting('block_size')::int
@@ -201,7 +201,7 @@ class BuildWorker(Worker):
         copier.done(claim, copied)
         self._size.took(copied.rows, took)
         rest = None if done else replace(claim, scan=replace(claim.scan, watermark=watermark), mark=copied.mark)
-        # The operations that this batch copies for copy as much for this one: that counts against its limit, too.
+        # Operations that share the scan copy as much for this one as this batch for them: that counts for the limit.
         return Step(copied.rows, took, rest, paced=copied.rows * copier.share, rests=self.is_limited)
 
     def _given_back(self) -> Step:

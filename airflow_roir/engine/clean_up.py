@@ -120,8 +120,8 @@ def _forget_duplicates(database: Database) -> None:
         execute(connection, OLD_DUPLICATES)
 
 
-# By SQLSTATE; for any other error it is assumed that the index's objects were altered. Labels and types are renamed
-# under stored bounds, which contain their names.
+# By SQLSTATE. After any other error, roir assumes that the index's objects were altered. Stored bounds contain names of
+# labels and types, which a user may have renamed.
 RENAMED = "A label or a type was renamed. Rename it back, run roir clean-up, then rename it again"
 REMEDIES = {
     DENIED: "Give the role that roir connects as this right again, then run roir clean-up",
@@ -200,7 +200,7 @@ def _settle_pauses(
     found = abort.settle_pauses(database, actor, None, tell, report)
     told = {pause.operation_id for pause in found}
     with database.transaction() as connection:
-        # Young ones are named, too: no user has asked for that state.
+        # Recently abandoned ones are named, too: no user has asked for that state.
         others = [one for one in long_pause.abandoned(connection) if one.operation_id not in told]
     result.warnings += [pause.text for pause in [*found, *others]]
     result.operations_aborted += sum(pause.aborted for pause in found)

@@ -223,7 +223,7 @@ def retry(work: Callable[[], T], patience: Patience) -> T:
 
 # Undefined table, object, function, column, schema.
 VANISHED = ("42P01", "42704", "42883", "42703", "3F000")
-# Words of the server's errors, always in English, if it knew the object's number already.
+# Words of the server's errors, always in English, about an object that it had looked up before.
 OVERTAKEN = ("concurrently", "could not open relation with OID", "cache lookup failed")
 
 

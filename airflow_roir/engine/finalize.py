@@ -33,7 +33,7 @@ def _before_fold(database: Database, run: Run, report: Report) -> bool:
         return False
     if is_over_shards:
         persist(database, run, lambda: apart().catch_up(database, run, report), report)
-    # Those of earlier phases are listed already.
+    # Duplicates of earlier phases are listed already.
     before = persist(database, run, lambda: duplicate_report.last_id(database, run.operation_id), report)
     try:
         persist(database, run, lambda: switch.switch(database, run, report), report)

@@ -88,7 +88,7 @@ def drive(
     """Take the index's live operation through its phases, in a run of its own.
 
     owner, take_over, lift_pause, operation: as for `start_run`. pools: where the workers run, by default in threads of
-    this process. phases: those that this run may work on; it ends before any other. surroundings: those of the
+    this process. phases: those that this run may work on; the run ends before any other. surroundings: those of the
     throttle, by default from the environment. began: called with the run.
     Returns the operation's status, `paused` if it was paused. Raises what `start_run` raises, and the error that
     ended the work, which has paused or failed the operation: DuplicatesFound, LockNotAcquired (with the blockers'
@@ -151,7 +151,7 @@ def run_phases(
 
 @in_one_history
 def _final_phase(database: Database, run: Run, phase: PhaseWork, pool: Pool, report: Report) -> bool:
-    """False if that ended the operation. If the server fails over meanwhile, the phase begins again on the new one."""
+    """Runs a final phase; False if it ended the operation. After a failover in between, the phase begins again."""
     if persist(database, run, lambda: read_now(database, run), report).phase != phase.name:
         # The new server has lost the end of the phase before: a switch or a comparison would come too early.
         return True

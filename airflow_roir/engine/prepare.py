@@ -106,7 +106,7 @@ def prepare(
 
     told = Saying(report)
     database.retry(check, Patience(database.limits, told=told, outage_s=0))
-    # Nothing has begun yet. A shortage that a table of many partitions meets at once, of locks above all, mostly lasts.
+    # Nothing has begun yet. A table of many partitions may run out of locks at once, and such a shortage mostly lasts.
     limits = replace(database.limits, exhausted_s=min(database.limits.exhausted_s, database.limits.outage_s))
     patience = Patience(limits, told=told)
     return database.retry(lambda: _begin(database, definition, options, who, report, foresee), patience)
@@ -259,7 +259,7 @@ def _prepare(
 def _check_other_builds(connection: Connection, source: Source) -> None:
     """Raise SourceChanged if the capture is disabled while another index of the source is built.
 
-    This build enables the capture again, after which the other one couldn't notice the gap.
+    This build enables the capture again. The other build couldn't notice the gap then.
     """
     gaps = trigger_gaps.gaps(connection, source.oid)
     other = execute(connection, OTHER_BUILD, {"source": source.oid}).first() if gaps else None

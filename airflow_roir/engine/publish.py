@@ -22,7 +22,7 @@ from airflow_roir.entry_state import EntryState
 from airflow_roir.errors import InvariantViolated
 from airflow_roir.quantity import counted
 
-# The most delta rows that are folded while writers wait for the drain lock. Writers held them during the fold: so few.
+# The most delta rows that are folded while writers wait for the drain lock. Only rows that writers held are left.
 MOST_ROWS_UNDER_LOCK = 2_000
 
 RETIRE = """

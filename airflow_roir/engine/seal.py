@@ -110,7 +110,7 @@ class SealWorker(Worker):
             with self._giving_way(self.connection, claim, gives_way), self.connection.begin():
                 self._set_up()
                 physical.hold_segment(self.connection, self.job.generation_id, claim.ordinal)
-                # In a unique index, no entry that is left then has a former key of its row.
+                # In a unique index, each entry that is left then has the present key of its row.
                 if self.job.scan.by_blocks or self.job.entry.enforced:
                     name = physical.segment(self.job.generation_id, claim.ordinal)
                     physical.remove_touched(
