@@ -108,7 +108,7 @@ class WorkOptions:
         empty="never",
         live=True,
         in_store=False,
-        title="Abort a paused one after",
+        title="Abort a paused operation after",
     )
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class BuildOptions(WorkOptions):
     parallelism: int = _parallelism("Workers at the same time")
     batch_rows: int = number(
         100_000,
-        "The most rows of the source in a batch, which is one transaction",
+        "The most rows of the table in a batch, which is one transaction",
         1,
         10_000_000,  # a batch is one transaction, which a crash undoes whole
         asked=1_000,  # a commit for every few rows makes a build last for days
@@ -180,7 +180,7 @@ class BuildOptions(WorkOptions):
         form="A batch is one transaction, and a pause takes effect at its end. The size adapts so that a batch takes "
         "about a second",
     )
-    batch_ms: int = number(1_000, "Target time per batch, to which its size adapts, in ms", 1, 600_000)
+    batch_ms: int = number(1_000, "Target time per batch, in ms, to which the batch's size adapts", 1, 600_000)
     ranges: int | None = number(
         None,
         "Pieces of the scan",
@@ -234,13 +234,13 @@ class BuildOptions(WorkOptions):
     )
     ignore_row_security: bool = truth(
         False,
-        "The view may show rows that the table's policies hide",
+        "Allow the view to show rows that the table's policies hide",
         planned=True,
         title="Ignore row-level security",
     )
     ignore_publications: bool = truth(
         False,
-        "A publication may contain the index's own tables: its subscribers skip unknown tables",
+        "Allow a publication that contains the index's own tables: its subscribers must skip unknown tables",
         planned=True,
         title="Ignore publications",
     )
@@ -284,7 +284,7 @@ class BuildOptions(WorkOptions):
     )
     max_lag_s: int = span(
         60,
-        "Publish an index over shards if each shard was shipped to its end within this time",
+        "Publish an index over shards only if each shard was shipped to its end within this time",
         example="60s, 10min",
         empty="60s",
         title="Longest lag at the publish",

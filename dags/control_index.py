@@ -4,8 +4,8 @@ Copy this file into your DAGs folder. Trigger it and fill in the form. It acts o
 started from a command line. If a DAG run drives an operation that you pause here, the run waits, and continues once
 you resume the operation.
 
-A new throttle leaves limits that it doesn't name: `replica_lag=50MB` changes that one, `replica_lag=off` takes
-it away, `off` all.
+A new throttle changes only the limits that it names: `replica_lag=50MB` sets one, `replica_lag=off` removes it, `off`
+removes all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ with DAG(
                 "resume": "resume: continue, with other options if given",
                 "change": "change: other options, running or paused",
                 "abort": "abort: remove what was built so far",
-                "revert": "revert: show the generation before the last rebuild",
+                "revert": "revert: undo the last rebuild; readers see the generation before it",
             },
             title="Action",
             description="Abort leaves the table and the published index as they are.",

@@ -73,7 +73,7 @@ with DAG(
             "100GB",
             type=["null", "string"],
             title="Budget of a night",
-            description="The same for all indexes together. Indexes that gain most for their cost come first. Empty: "
+            description="As above, for all indexes together. Indexes that gain most for their cost come first. Empty: "
             "no limit.",
             section=HOW,
         ),

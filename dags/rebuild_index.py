@@ -65,8 +65,9 @@ PARAMS = {
         # Without examples: of these the form would make the only ones that can be chosen.
         items={"type": "string"},
         title="Shards",
-        description="For an index over tables on other servers: names of shards, or ids of Airflow connections to "
-        "them, one a line: orders_0, orders_1. Empty: the table is in this database, or as in the existing index.",
+        description="For an index over tables on other servers: names of shards, one a line: orders_0, orders_1. The "
+        "PostgreSQL connection's extra roir_shards can name their connections. Empty: the table is in this database, "
+        "or as in the existing index.",
         section=WHAT,
     ),
     "unique": Param(

@@ -1,9 +1,9 @@
-"""Ships the changes of shards to the indexes over them, all the time: each run ships for ten minutes, then the next.
+"""Ships the changes of shards to the indexes over them, all the time: each run ships for ten minutes.
 
 Copy this file into your DAGs folder, if no `roir ship` runs as a service. If you pause the DAG, shipping ends with the
-present run; the shards keep their changes until you unpause it. If a shard is too far behind at the end of a run, its
-task fails: give it an `on_failure_callback` that tells you. For another index server copy the file again, with another
-`dag_id` and connection.
+present run; the shards keep their changes until you unpause it. If a shard is too far behind at the end of a run, the
+run's task fails: give the task an `on_failure_callback` that tells you. For another index server copy the file again,
+with another `dag_id` and connection.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ with DAG(
             "5min",
             type="string",
             title="Too far behind",
-            description="If a shard is further behind, the task fails; off: never.",
+            description="If a shard is further behind than this, the task fails; off: never.",
         ),
     },
     tags=["roir"],

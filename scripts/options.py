@@ -155,7 +155,7 @@ def options_table() -> str:
         flag = parameter.opts[0]
         if not flag.startswith("--") or flag == "--help":
             continue
-        help = (parameter.help or "Refused; what takes its place is said").removesuffix(".")
+        help = (parameter.help or "Refused; the error says what to use instead").removesuffix(".")
         # Where a command says it with other bounds or defaults it is the same option.
         _, commands = found.setdefault((flag, re.split("[,;:.(]", help)[0]), (help, []))
         if command not in commands:

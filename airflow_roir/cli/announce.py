@@ -25,7 +25,7 @@ def announce(
     by: Annotated[
         By,
         typer.Option(
-            help="The shards' servers (postgres_fdw), the clients themselves (airflow_roir.announcing), or neither."
+            help="Announced by the shards' servers (postgres_fdw), the clients (airflow_roir.announcing), or neither."
         ),
     ],
 ) -> None:

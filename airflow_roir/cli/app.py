@@ -86,7 +86,7 @@ IgnorePublications = Annotated[
     bool,
     typer.Option(
         "--ignore-publications",
-        help="A publication may contain the index's own tables: its subscribers skip unknown tables.",
+        help="Allow a publication that contains the index's own tables: its subscribers must skip unknown tables.",
     ),
 ]
 

@@ -79,7 +79,7 @@ def build(
 ) -> None:
     """Create an index, or rebuild one that exists: then leave out --table and --keys.
 
-    Several indexes of one table, rebuilt or by --with, are built by one scan of it.
+    Several indexes of one table, rebuilt or added by --with, share one scan of the table.
     """
     from airflow_roir.cli.spark import spark_of
 

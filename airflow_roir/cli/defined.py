@@ -17,7 +17,7 @@ Defined = Annotated[dict[str, Any], "the options that define an index"]
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "table": (
         str | None,
-        typer.Option("--table", help="The source, for a new index.", autocompletion=complete.tables),
+        typer.Option("--table", help="The table to index, for a new index.", autocompletion=complete.tables),
     ),
     "keys": (str | None, typer.Option("--keys", help="Key columns, comma-separated, in order.")),
     "include": (str | None, typer.Option("--include", help="Included columns, comma-separated.")),

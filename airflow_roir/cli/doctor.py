@@ -28,7 +28,7 @@ def doctor(
     context: typer.Context,
     table: Annotated[
         str | None,
-        typer.Option("--table", help="A table to be indexed: looks at it, too.", autocompletion=complete.tables),
+        typer.Option("--table", help="Also check this table, which is to be indexed.", autocompletion=complete.tables),
     ] = None,
     master: Master = None,
     as_json: AsJson = False,

@@ -27,7 +27,7 @@ def duplicates(
     as_sql: Annotated[bool, typer.Option("--sql", help="Print statements that select the rows, for psql.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the rows that share a key of a unique index. Exit code 1: there are some."""
+    """List the rows that share a key of a unique index. Exits with 1 if there are any."""
     from airflow_roir.engine.unique import duplicate_report
 
     if as_sql and as_json:

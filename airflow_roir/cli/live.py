@@ -60,7 +60,7 @@ class LiveView:
             lines += [Text(line, "bold red") for line in wrapped(str(silence), room.width)]
         if seen is not None:
             lines += self._signs.of_look(seen, max(room.width, NARROWEST))
-        ending = Text("Ctrl-C ends this view; what runs goes on", "bright_black")
+        ending = Text("Ctrl-C ends this view; the operations continue", "bright_black")
         if len(lines) >= room.height:
             lines = lines[: max(room.height - 2, 1)]
             ending = Text("and more: this terminal is too low to show it", "bright_black")

@@ -39,7 +39,7 @@ def pause(context: typer.Context, index: Index, reason: Reason = "") -> None:
 
 @app.command()
 def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
-    """Abort an unfinished operation. The source and the active generation stay as they are."""
+    """Abort an unfinished operation, and remove what it built. The table and the published index stay as they are."""
     from airflow_roir.engine import abort as aborts
     from airflow_roir.engine.control import operations
 
@@ -49,7 +49,7 @@ def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
 
 @app.command()
 def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
-    """Show the generation that the last rebuild replaced, within its revert window."""
+    """Undo the last rebuild, within its revert window: readers see the generation that it replaced."""
     from airflow_roir.engine import revert as reverts
     from airflow_roir.engine.control import operations
 

@@ -17,7 +17,7 @@ def detach_partition(
     reason: Reason = "",
     drop: Annotated[bool, typer.Option("--drop", help="Drop the partition once it is detached.")] = False,
 ) -> None:
-    """Detach a partition from its table and from all indexes. Rows and entries disappear in the same moment."""
+    """Detach a partition from its table and from all indexes. Rows and entries disappear at the same moment."""
     from airflow_roir.engine.control import operations
     from airflow_roir.engine.partitions import detach as detaching
 
@@ -34,7 +34,7 @@ def attach_partition(
     partition: Annotated[str, typer.Argument(help="The loaded table that becomes a partition.")],
     bounds: Annotated[str, typer.Argument(help="As in ATTACH PARTITION: FOR VALUES … or DEFAULT.")],
 ) -> None:
-    """Attach a loaded table as a partition, with its entries in all indexes. Both appear in the same moment."""
+    """Attach a loaded table as a partition, with its entries in all indexes: all appear at the same moment."""
     from airflow_roir.engine.control import operations
     from airflow_roir.engine.partitions import attach as attaching
 

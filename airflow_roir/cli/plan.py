@@ -52,7 +52,7 @@ def plan(
         str | None, typer.Option(help="A SELECT that the index is meant for: says whether the index serves it.")
     ] = None,
     run_query: Annotated[
-        bool, typer.Option("--run-query", help="Also run the query, read only, for 5 s at most, and time look-ups.")
+        bool, typer.Option("--run-query", help="Also run the query, read only, for 5 s at most, and time lookups.")
     ] = False,
     sql: Annotated[bool, typer.Option("--sql", help="Print the DDL of all phases, for review.")] = False,
     as_json: AsJson = False,

@@ -18,7 +18,7 @@ def role_sql(
         typer.Option("--tables", help="Sources, comma-separated; the role becomes a member of their owners."),
     ] = None,
 ) -> None:
-    """Print the SQL that makes a login role which may build. Asks no database."""
+    """Print the SQL that makes a login role which may build. Connects to no database."""
     from airflow_roir.definition import parse_columns, parse_name
     from airflow_roir.engine.schema import role
     from airflow_roir.errors import InvalidInput

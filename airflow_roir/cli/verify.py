@@ -31,7 +31,7 @@ def verify_command(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare an index with its source while users write. Exit code 1: they differ, and not all is repaired."""
+    """Compare an index with its table while users write. Exits with 1 if a difference is left at the end."""
     from airflow_roir.cli.execute import run_and_print
     from airflow_roir.cli.spark import spark_or_threads
     from airflow_roir.engine.control import live_options, operations
