@@ -75,8 +75,8 @@ def drop_index(
         finish_drop(database, found.id, report, patience_s)
     except LockNotAcquired as error:
         raise LockNotAcquired(
-            f"index {index}: its view and entries are dropped, but the capture of its table's writes isn't, and "
-            f"maintains nothing ({error}). The next roir clean-up removes it, or run again: roir drop {argument(index)}"
+            f"index {index}: its view and entries are dropped, but the capture triggers of its table aren't, and now "
+            f"do nothing ({error}). The next roir clean-up removes them, or run again: roir drop {argument(index)}"
         ) from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import argument, parse_name
+from airflow_roir.definition import QualifiedName, argument, parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.feeds import is_apart
@@ -91,8 +91,8 @@ def revert(
                 f"index {name} has no replaced generation to show: it is kept only for the rebuild's revert window"
             )
         view.show(connection, name, found.id, replaced.id)
-        _change(connection, RETIRE, shown, revert_window_s=shown.revert_window_s)
-        _change(connection, ACTIVATE, replaced, is_apart=is_apart(connection, replaced.id))
+        _change(connection, name, RETIRE, shown, revert_window_s=shown.revert_window_s)
+        _change(connection, name, ACTIVATE, replaced, is_apart=is_apart(connection, replaced.id))
         said = "the replaced generation is shown again" + (f": {reason}" if reason else "")
         operations.record_event(connection, found.id, None, actor, "revert", said)
         return Reverted(str(name), replaced.id, shown.id)
@@ -104,6 +104,11 @@ def revert(
         return drain.run(body, report, [name.sql])
 
 
-def _change(connection: Connection, statement: str, generation: Row[Any], **values: object) -> None:
+def _change(
+    connection: Connection, name: QualifiedName, statement: str, generation: Row[Any], **values: object
+) -> None:
     if execute(connection, statement, {"generation": generation.id, **values}).rowcount != 1:
-        raise InvariantViolated(f"generation {generation.id} has another status by now; nothing was reverted")
+        raise InvariantViolated(
+            f"index {name}: generation {generation.id} was dropped or reverted meanwhile; nothing was reverted. "
+            f"Try again: roir revert {argument(name)}"
+        )

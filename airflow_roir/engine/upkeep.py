@@ -111,7 +111,7 @@ def refresh_capture(database: Database, index_id: int, result: CleanUpReport, re
     if Drain(database, source.sql, source.relations, *_patience(database), CLEAN_UP).run(body, report):
         result.warnings.append(
             f"table {source.sql}: its capture was made for another owner or primary key, or by another version of "
-            "roir, and was made again. Run roir verify for its indexes"
+            "roir, and has been replaced. Run roir verify for its indexes: writes may be missing there"
         )
 
 

@@ -246,7 +246,8 @@ BEGIN
             PERFORM roir.raise_of_trial(SQLSTATE, message, detail, hint, trial, parent, partition);
     END;
     IF written IS NULL THEN
-        RAISE syntax_error USING MESSAGE = 'these are no bounds of that table';
+        RAISE syntax_error USING MESSAGE = format('these are no bounds of a partition of %s', parent),
+            HINT = 'Give them as in ATTACH PARTITION, from FOR VALUES on, or DEFAULT.';
     END IF;
 END $$;
 

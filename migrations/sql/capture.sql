@@ -10,8 +10,8 @@ LANGUAGE sql STABLE ROWS 2 SET search_path = pg_catalog, pg_temp AS $$
       FROM unnest(ARRAY['capture', 'truncate']) kind
 $$;
 
--- True if a transaction of this id is in progress. An error of pg_xact_status means that the id hasn't been assigned
--- yet: so a frozen row has it from 4 billion ids ago.
+-- True if a transaction of this id is in progress. pg_xact_status raises an error for an id that hasn't been assigned
+-- yet: then the row is frozen, and its id is one of 4 billion ids ago.
 CREATE FUNCTION roir.is_in_progress(id xid8) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -64,7 +64,7 @@ BEGIN
         OR x.leaf AND pg_partition_root(x.oid) IS DISTINCT FROM pg_partition_root(refuse_rewritten.relation) LIMIT 1;
     IF FOUND THEN
         RAISE serialization_failure USING
-            MESSAGE = format('could not serialize access: table %s was rewritten, or taken out, '
+            MESSAGE = format('could not serialize access: table %s was rewritten or detached '
                              'after the transaction''s snapshot',
                              other::regclass),
             DETAIL = 'This snapshot may not see rows whose entries a roir index has.',
@@ -72,8 +72,8 @@ BEGIN
     END IF;
 END $$;
 
--- An error if one of these leaves belongs to a role without all rights of the caller. To read a leaf can run its
--- owner's code (an index's condition), and that owner may be another role than the source's owner, as which the capture
+-- An error if the owner of one of these leaves hasn't all rights of the caller. To read a leaf can run its owner's
+-- code (an index's condition), and that owner may be another role than the source's owner, as which the capture
 -- runs. An older snapshot may show a former owner.
 CREATE FUNCTION roir.refuse_leaves_of_others(leaves oid[]) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -212,7 +212,8 @@ BEGIN
                                        WHERE c.classid = 'pg_class'::regclass)) p;
     EXCEPTION WHEN OTHERS THEN
         -- No user's DDL may fail because of us. A change that this check has missed is detected later.
-        RAISE WARNING 'roir could not check this statement: %', SQLERRM;
+        RAISE WARNING 'roir could not check this statement: %', SQLERRM
+            USING HINT = 'The statement runs all the same. `roir status` shows whether an index lacks a change.';
         RETURN;
     END;
     IF found.problem IS NOT NULL THEN
@@ -253,7 +254,8 @@ BEGIN
                 USING HINT = format('Run: roir drop %s', roir.argument(orphan.index));
         END LOOP;
     EXCEPTION WHEN OTHERS THEN
-        RAISE WARNING 'roir could not check this statement: %', SQLERRM;
+        RAISE WARNING 'roir could not check this statement: %', SQLERRM
+            USING HINT = 'The statement runs all the same. `roir status` shows whether an index lacks a change.';
         RETURN;
     END;
     IF found.problem IS NOT NULL THEN
@@ -289,7 +291,8 @@ BEGIN
         SELECT * INTO found FROM roir.detached_concurrently(
             roir.relation_in_path(name, pg_catalog.current_setting('search_path'), roir.outer_role()));
     EXCEPTION WHEN OTHERS THEN
-        RAISE WARNING 'roir could not check this statement: %', SQLERRM;
+        RAISE WARNING 'roir could not check this statement: %', SQLERRM
+            USING HINT = 'The statement runs all the same. `roir status` shows whether an index lacks a change.';
         RETURN;
     END;
     IF found.problem IS NOT NULL THEN

@@ -161,8 +161,8 @@ TABLE = [
         "A build has been paused for too long",
         replace(BUILD, deed="long paused"),
         "*Resume*, or *Abort*. `roir change INDEX --warn-after 7d` allows a longer pause",
-        "captures all the while",
-        ready="text=captures all the while",
+        "still captures writes",
+        ready="text=still captures writes",
     ),
     Failure(
         "aborted",

@@ -81,7 +81,7 @@ def test_a_run_whose_start_was_lost_says_so(both: Pair) -> None:
     both.lose()
     lost = start_run(database, "ix", "lost", take_over=True)
     both.fail_over()
-    with pytest.raises(Fenced, match="the server has lost that lost took up operation 1"):
+    with pytest.raises(Fenced, match="the server has lost the start of this run of operation 1 by lost"):
         list(build.PHASE.work(database, lost, 0))
     go_on(database)
 

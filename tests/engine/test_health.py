@@ -55,7 +55,7 @@ def test_a_table_that_was_dropped_is_told_with_its_index(database: Database, dsn
     run_sql(dsn, *PLAIN)
     steps.begin(database)
     run_sql(dsn, "DROP TABLE t CASCADE")
-    assert told(database) == ["index public.ix: its table was dropped. Give its operation up: roir abort public.ix"]
+    assert told(database) == ["index public.ix: its table was dropped. Abort its operation: roir abort public.ix"]
     abort.abort(database, "ix", "test")
     assert status(database) == []
 
@@ -261,8 +261,8 @@ def test_a_renamed_table_is_followed(database: Database, dsn: str) -> None:
 def test_a_primary_key_that_becomes_deferrable_is_followed(database: Database, dsn: str) -> None:
     published(database, dsn, partitioned=False)
     run_sql(dsn, "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
-    anew, unseen = clean_up.clean_up(database).warnings
-    assert "was made again" in anew
+    replaced, unseen = clean_up.clean_up(database).warnings
+    assert "has been replaced" in replaced
     assert "was dropped and added again" in unseen
     user = steps.session(dsn)
     steps.sql(user, "UPDATE t SET id = 2, k = 'x' WHERE id = 1")

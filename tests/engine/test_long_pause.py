@@ -49,12 +49,12 @@ def test_a_pause_of_a_day_is_warned_of_once_a_day_with_its_delta(database: Datab
     [told] = settle(database)
     assert (told.index, told.paused_by, told.aborts_in, told.aborted) == ("public.ix", "somebody", None, False)
     assert told.delta_bytes > 0
-    assert "captures all the while: its delta has about" in told.text
+    assert "still captures writes: its delta has about" in told.text
     assert "roir resume public.ix" in told.text
     # The status says it as long as it lasts; the callback hears it once a day.
     assert "has been paused for 1 d 1 h" in (operation_status(database, operation).long_pause or "")
     assert settle(database) == []
-    assert any("captures all the while" in line for line in clean_up.clean_up(database).warnings)
+    assert any("still captures writes" in line for line in clean_up.clean_up(database).warnings)
     later(dsn, 86_400)
     assert len(settle(database)) == 1
     events = [event for event in operations.events(database, "ix") if event.action == "long pause"]
@@ -90,7 +90,7 @@ def test_big_lists_of_a_compaction_are_warned_of_at_once(dsn: str, database: Dat
     [told] = settle(small)
     assert told.delta_bytes > 20_000
     assert told.delta_rows > 1000
-    assert "its lists of what was touched have about" in told.text
+    assert "its lists of written entries have about" in told.text
     abort.abort(database, "ix", "test")
 
 

@@ -17,7 +17,7 @@ from airflow_roir.engine.generation.cut import Bound
 from airflow_roir.generation_state import UnitStatus
 
 # The reason for which a split is left out; the next choice looks for this text.
-FEW_KEYS = "its entries have too few keys for a split, and it wastes too little to be made again"
+FEW_KEYS = "its entries have too few keys for a split, and it wastes too little to be rewritten"
 ENDED = f"status IN ('{UnitStatus.DONE.value}', '{UnitStatus.LEFT.value}')"
 UNITS = Pieces(
     "unit",

@@ -218,5 +218,5 @@ PHASE = PhaseWork(
 SELECT ordinal, CASE WHEN status <> 'left' THEN rows END AS rows, seconds, status IN ('done', 'left') AS done
   FROM roir.compaction_unit WHERE operation_id = %(operation)s
 """,
-    "makes the chosen segments of a published index again, and swaps each in",
+    "rewrites the chosen segments of a published index, and swaps each in",
 )

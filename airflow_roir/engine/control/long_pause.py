@@ -92,9 +92,9 @@ class LongPause:
         else:
             lasting += f"has been paused for {lasts} by {one_line(self.paused_by)} ({one_line(self.reason)})"
         if self.kind in BUILDS or self.kind == Kind.COMPACT:
-            grows = "its lists of what was touched have" if self.kind == Kind.COMPACT else "its delta has"
+            grows = "its lists of written entries have" if self.kind == Kind.COMPACT else "its delta has"
             much = f"about {counted(self.delta_rows, 'row')} ({size(self.delta_bytes)})"
-            lasting += f"{',' if self.abandoned else ''} and captures all the while: {grows} {much}"
+            lasting += f"{',' if self.abandoned else ''} and still captures writes: {grows} {much}"
         if self.aborted:
             return f"{lasting}; aborted, as its abort_after_s says"
         ending = f"; it is aborted in {duration(self.aborts_in)}" if self.aborts_in is not None else ""

@@ -205,9 +205,9 @@ def check_epoch(connection: Connection, row: Row[Any], run: Run) -> None:
     # The upper half of an epoch counts the runs.
     if row.epoch >> 32 < run.epoch >> 32:
         raise Fenced(
-            f"index {run.index}: by a failover to a replica or a restore, the server has lost that {run.owner} took up "
-            f"operation {run.operation_id}; this run stops. Continue after the server's last commit: roir resume "
-            f"{argument(run.index)}"
+            f"index {run.index}: by a failover to a replica or a restore, the server has lost the start of this run of "
+            f"operation {run.operation_id} by {run.owner}; this run stops. Continue after the server's last commit: "
+            f"roir resume {argument(run.index)}"
         )
     if row.epoch != run.epoch:
         raise operations.overtaken(connection, run.operation_id, run.owner)

@@ -134,8 +134,8 @@ def _of_source(connection: Connection, role: Any, source: Any, definition: Index
     if not source.member or not may_become:
         if source.of_super:
             lack(
-                f"table {source.name} belongs to the superuser {owner}, whose members are as mighty: give it to a "
-                "role of its own",
+                f"table {source.name} belongs to the superuser {owner}, whose members can become superuser, too. Give "
+                "the table to another role",
                 f"ALTER TABLE {source.name} OWNER TO {who}",
             )
         else:

@@ -57,7 +57,7 @@ def capture_problems(connection: Connection, name: str, source: Source) -> list[
             else " ".join(ENABLE_ALL.format(source=literal(source.sql)).split())
         )
         remedy = (
-            f"rebuild the index, which makes it again: roir build {argument(name)}"
+            f"rebuild the index, which creates the triggers again: roir build {argument(name)}"
             if missing
             else f"{enabled}; then roir verify {argument(name)}, and if it finds a difference, "
             f"roir build {argument(name)}"
@@ -67,13 +67,13 @@ def capture_problems(connection: Connection, name: str, source: Source) -> list[
     if altered is not None:
         found.append(
             f"index {name}: {altered.trigger} was replaced by a trigger that doesn't fire for every write. Remedy: "
-            f"DROP TRIGGER {altered.name} ON {altered.relation}; then rebuild the index, which makes it again: "
+            f"DROP TRIGGER {altered.name} ON {altered.relation}; then rebuild the index, which restores the trigger: "
             f"roir build {argument(name)}"
         )
     if alterations.is_altered(connection, source):
         found.append(
             f"index {name}: the capture functions of {source.sql} were altered, or belong to a former owner of the "
-            "table, so writes may fail or be missed. Run: roir clean-up, which makes them again; then roir "
+            "table, so writes may fail or be missed. Run: roir clean-up, which replaces them; then roir "
             f"verify {argument(name)}, and if it finds a difference, roir build {argument(name)}"
         )
     if former := installation.former_owners(connection, source.oid):

@@ -147,10 +147,10 @@ def _of_build(connection: Connection, row: Row[Any]) -> list[str]:
     try:
         source = catalog.read_source_by_oid(connection, row.source_oid, check=False)
     except NotFound:
-        return [f"index {name}: its table was dropped. Give its operation up: roir abort {argument(name)}"]
+        return [f"index {name}: its table was dropped. Abort its operation: roir abort {argument(name)}"]
     if alterations.is_of_another(connection, source):
         of_another = alterations.of_another(source)
-        found.append(f"index {name}: {of_another}. The build goes on after it: roir resume {argument(name)}")
+        found.append(f"index {name}: {of_another}. Then continue the build: roir resume {argument(name)}")
     found += _renamed(connection, name, row.id, Entry.from_json(row.entry))
     found += _leaves_of_others(connection, name, source)
     return found + _joining(connection, name, source, row.id)
@@ -190,8 +190,8 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         unseen.pop(tamper.VIEW, None)
         found.append(
             f"index {name}: {physical.source_view(row.id)}, by which the capture reads {source.sql}, is gone or was "
-            "altered, so writes fail or are missed. Drop it, if it is there, then rebuild the index, which makes it "
-            f"again: roir build {argument(name)}"
+            "altered, so writes fail or are missed. Drop the view, if it is there, then rebuild the index, which "
+            f"creates the view again: roir build {argument(name)}"
         )
     found += _renamed(connection, name, row.id, entry)
     if ours := own_tables.problems(connection, operations.index_name(row), row.id, entry):
@@ -266,7 +266,7 @@ def _changes(connection: Connection, name: str, source: Source, generation_id: i
 def _joining(connection: Connection, name: str, source: Source, generation_id: int) -> list[str]:
     return [
         f"index {name}: {row.name} is being attached to {source.sql}, and refuses writes until then. If no roir "
-        "attach-partition runs, run it again, which continues it, or cancel it: "
+        "attach-partition runs, run that command again, which continues the attach, or cancel the attach: "
         f"SELECT roir.cancel_attach({row.literal})"
         for row in execute(connection, JOINING, {"generation": generation_id})
     ]

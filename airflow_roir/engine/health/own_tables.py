@@ -104,7 +104,7 @@ def _view(connection: Connection, name: QualifiedName, generation_id: int, entry
         "name": name.name,
     }
     row = execute(connection, VIEW, values).first()
-    remedy = f"Rebuild the index, which makes the view again: roir build {argument(name)}"
+    remedy = f"Rebuild the index, which creates the view again: roir build {argument(name)}"
     if row is None:
         return [f"its view {name.sql} is gone, or has another name. Rename it back. Or: {remedy}"]
     wrong = view_check.seen(connection, name, generation_id)

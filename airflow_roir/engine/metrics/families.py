@@ -45,10 +45,12 @@ FAMILIES: dict[str, Family] = {
         "1: why the database, or a part of it, wasn't read. Metrics of that part are missing then.",
         (*INDEX, "part", "reason"),
     ),
-    "roir_look_seconds": Family("How long this look took.", DATABASE),
+    "roir_look_seconds": Family("How long it took to read these metrics.", DATABASE),
     "roir_running_operations": Family("Operations that a live run drives.", DATABASE),
-    "roir_running_operations_limit": Family("How many may run at the same time. Missing without a limit.", DATABASE),
-    "roir_lock_waits": Family("How many of us wait for a lock that somebody else holds.", DATABASE),
+    "roir_running_operations_limit": Family(
+        "How many operations may run at the same time. Missing without a limit.", DATABASE
+    ),
+    "roir_lock_waits": Family("Sessions of roir that wait for a lock that another session holds.", DATABASE),
     "roir_index_published": Family("1: readers see the index. 0: its first build hasn't ended.", INDEX),
     "roir_index_unique": Family("1: no two rows may have the same key.", INDEX),
     "roir_index_unique_enforced": Family(
@@ -63,7 +65,7 @@ FAMILIES: dict[str, Family] = {
         "Since the last verification of what readers see. Missing if there was none.", INDEX
     ),
     "roir_index_discrepancies": Family(
-        "Differences that this verification found, less those that are repaired.", INDEX
+        "Differences that the last verification found, less those that are repaired.", INDEX
     ),
     "roir_index_compaction_age_seconds": Family(
         "Since the last compaction of the index ended. Missing if there was none.", INDEX
@@ -71,9 +73,9 @@ FAMILIES: dict[str, Family] = {
     "roir_index_compacted_units_total": Family(
         "Units of compactions that are swapped in: new segments for old.", INDEX
     ),
-    "roir_index_compacted_bytes_total": Family("The size of their old segments.", INDEX),
+    "roir_index_compacted_bytes_total": Family("The size of the old segments of these units.", INDEX),
     "roir_index_compaction_saved_bytes_total": Family(
-        "How much less their new ones take, at the swap; a unit that takes more counts as 0.", INDEX
+        "How much less the new segments took at the swap; a unit that took more counts as 0.", INDEX
     ),
     "roir_capture_faults": Family(
         "Warnings of roir status for the index: changes that its capture may miss, or that make writes fail. Writes "
@@ -81,20 +83,20 @@ FAMILIES: dict[str, Family] = {
         INDEX,
     ),
     "roir_shard_lag_seconds": Family(
-        "All that was committed in the shard so long ago is in the index. Missing before it was shipped to its end: in "
-        "a first build until that ends.",
+        "Commits of the shard that are at least this old are in the index. Missing before the shard was shipped to "
+        "its end: in a first build, until the build ends.",
         SHARD,
     ),
     "roir_shard_pending_rows": Family(
         "Rows in the shard's outbox, about, when it was visited last. Missing before.", SHARD
     ),
-    "roir_shard_pending_bytes": Family("The size of what holds them.", SHARD),
+    "roir_shard_pending_bytes": Family("The size of that outbox.", SHARD),
     "roir_shard_shipped_total": Family("Rows that were shipped from the shard to this generation.", SHARD),
     "roir_shard_shipper": Family(
-        "1: a shipper has it now. 0: none has. Missing before readers see the index: its build ships by itself.", SHARD
+        "1: a shipper has the shard now. 0: none has. Missing until the first publish: the build itself ships.", SHARD
     ),
-    "roir_shard_away": Family("1: the shard can't be reached, or can't be worked with.", SHARD),
-    "roir_shard_doubtful": Family("1: commits were lost; verify with a repair ends it.", SHARD),
+    "roir_shard_away": Family("1: roir can't reach the shard, or can't work with it; roir status says why.", SHARD),
+    "roir_shard_doubtful": Family("1: entries of the shard may be wrong. roir verify --repair ends it.", SHARD),
     "roir_operation_state": Family("1 for the state that it has, 0 for the others.", (*OPERATION, "state")),
     "roir_operation_phase": Family("1 for the phase that it is in, 0 for the others.", (*OPERATION, "phase")),
     "roir_operation_driven": Family(
@@ -151,7 +153,7 @@ FAMILIES: dict[str, Family] = {
         lambda one: max(0.0, one.seconds_since(one.abandoned_since)),
     ),
     "roir_operation_pause_warning_seconds": Family(
-        "After so long a pause, or so long without a run, there is a warning.",
+        "The length of a pause, or of a time without a run, after which roir warns.",
         OPERATION,
         lambda one: one.options["warn_after_s"],
     ),
@@ -172,7 +174,9 @@ FAMILIES: dict[str, Family] = {
         "Keys of a unique index that rows share now.", OPERATION, lambda one: one.duplicate_keys if one.unique else None
     ),
     "roir_operation_duplicate_rows": Family(
-        "Rows that share them.", OPERATION, lambda one: one.duplicate_rows if one.unique else None
+        "Rows that share a key of a unique index now.",
+        OPERATION,
+        lambda one: one.duplicate_rows if one.unique else None,
     ),
     "roir_signal_value": Family(
         "The governor's last reading of a signal, in its unit. of: the worst replica or slot. Missing if it can't be "

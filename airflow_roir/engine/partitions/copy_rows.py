@@ -159,7 +159,7 @@ def _position(connection: Connection, joining_id: int, name: str) -> Any:
     """The watermark of the copy. Raises AttachDisturbed if the copy was cancelled or finished."""
     position = execute(connection, POSITION, {"id": joining_id}).first()
     if position is None:
-        raise AttachDisturbed(f"another session has cancelled what brings in {name}, or finished it")
+        raise AttachDisturbed(f"another session has cancelled or finished what brings in the rows of {name}")
     return position.watermark
 
 

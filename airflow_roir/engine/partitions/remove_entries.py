@@ -162,8 +162,8 @@ def remove(
 
 def _waits(row: Row[Any], of: str, holder: Holder) -> str:
     return (
-        f"index {row.view}: the entries of {of} are removed; its view goes on hiding them until {holder} has ended, "
-        "whose snapshot is older. The next roir clean-up after that makes the view plain"
+        f"index {row.view}: the entries of {of} are removed, but its lookups are slower until {holder} has ended, "
+        "whose snapshot is older. The next roir clean-up after that ends it"
     )
 
 

@@ -50,7 +50,7 @@ WHOLE = re.compile(r"_shown b(?:\s+WHERE \( SELECT roir\.published\(\(\d+\)::big
 
 def remedy(name: QualifiedName) -> str:
     """The command that makes the view again."""
-    return f"Run: roir verify {argument(name)} --repair, which makes the view again"
+    return f"Run: roir verify {argument(name)} --repair, which replaces the view"
 
 
 def seen(connection: Connection, name: QualifiedName, generation_id: int) -> str | None:

@@ -63,7 +63,10 @@ def pieces(
     Raises SourceChanged if the index to read shows another generation by now.
     """
     if choice.scan is Scan.INDEX and _segments(connection, source, index_id)[0] != choice.relations:
-        raise SourceChanged("the index was reverted while its rebuild was planned; nothing was changed. Start again")
+        name = operations.index_name(execute(connection, NAME, {"index": index_id}).one())
+        raise SourceChanged(
+            f"index {name}: it was reverted while its rebuild was planned; nothing was changed. Start again"
+        )
     relations = choice.relations if choice.scan is Scan.INDEX else leaves
     return _cut_evenly(files_of(connection, relations), wanted)
 

@@ -70,9 +70,9 @@ def changes(connection: Connection, generation_id: int, source: str) -> dict[str
     words = {
         KEY: f"the primary key of {source} was dropped and added again, and rows may have shared a key meanwhile",
         FUNCTION: f"a capture function of {source} was altered for a while, and may have missed writes",
-        VIEW: f"the view by which the capture reads {source} was made again, and may have hidden rows meanwhile",
+        VIEW: f"the view by which the capture reads {source} was replaced, and may have hidden rows meanwhile",
         ENTRIES: "segments of its entries were detached for a while, and writes may have missed them",
-        "delta": "its delta was made again, and the writes that it held are gone",
+        "delta": "its delta was replaced, and the writes that it held are gone",
     }
     found: dict[str, str] = {}
     for row in execute(connection, CHANGED, {"generation": generation_id}):

@@ -138,7 +138,7 @@ def install(connection: Connection, source: Source) -> None:
     if standing.may_create:
         raise RightMissing(
             f"table {source.name}: its owner {quote(source.owner)} has CREATE on schema {DATA_SCHEMA}, and could "
-            f"replace roir's functions there: REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {quote(source.owner)}"
+            f"replace roir's functions there. Run: REVOKE CREATE ON SCHEMA {DATA_SCHEMA} FROM {quote(source.owner)}"
         )
     name = function_name(source.oid)
     with connection.begin_nested():
@@ -223,12 +223,12 @@ def hand_over(connection: Connection, source: Source, function: str) -> None:
             raise
         if row.of_super:
             raise RightMissing(
-                f"table {source.name} belongs to the superuser {owner}, whose members are as mighty: give it to a role "
-                f"of its own: ALTER TABLE {source.sql} OWNER TO {quote(row.role)}"
+                f"table {source.name} belongs to the superuser {owner}, whose members can become superuser, too. Give "
+                f"the table to another role: ALTER TABLE {source.sql} OWNER TO {quote(row.role)}"
             ) from error
         raise RightMissing(
             f"table {source.name}: its capture must run as its owner, but role {quote(row.role)} can't become the "
-            f"owner: GRANT {owner} TO {quote(row.role)}{row.options}"
+            f"owner. Run: GRANT {owner} TO {quote(row.role)}{row.options}"
         ) from error
 
 
