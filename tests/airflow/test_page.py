@@ -446,7 +446,7 @@ def test_an_operation_that_waits_for_its_turn_is_shown_as_waiting(
         "name": "queued",
         "word": "Waiting",
         "note": "It begins once others have ended",
-        "remedy": "roir queue shows all that do",
+        "remedy": "roir queue shows the operations before it",
     }
 
 

@@ -51,7 +51,7 @@ def state_of(one: OperationStatus) -> State:
         return State(ABANDONED, "Abandoned", "No run drives it, and none will; nothing is lost", text, remedy)
     if one.status == PAUSING:
         alive = one.workers.alive if one.workers is not None else 0
-        rest = f"{counted(alive, 'worker')} still to commit" if alive else "its run is still to leave"
+        rest = f"{counted(alive, 'worker')} still to commit" if alive else "its run hasn't ended yet"
         note = "The workers finish their open batches"
         return State(PAUSING, "Pausing", note, f"pausing, on request {_by(one)}; {rest}")
     if one.status == Status.PAUSED:
@@ -71,7 +71,7 @@ def _running(one: OperationStatus, name: str) -> State:
         return State("running", "Running", time_left(one), f"running, driven by {one.owner or 'unknown'}")
     if one.notice is not None and one.notice.startswith(QUEUED):
         note = "It begins once others have ended"
-        return State("queued", "Waiting", note, "waits for its turn", "roir queue shows all that do")
+        return State("queued", "Waiting", note, "waits for its turn", "roir queue shows the operations before it")
     if one.next_task is not None:
         word = "Starting" if one.next_task.runs else "Waiting"
         then = coming(one.next_task)
