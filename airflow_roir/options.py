@@ -248,14 +248,13 @@ class BuildOptions(WorkOptions):
         "after",
         "Compare index and table: after the build, and publish only if they match; before a rebuild; both; none",
         {
-            "after": "the new index, before it is published",
-            "before": "the index that a rebuild replaces",
+            "after": "the new index, which is published only if it matches",
+            "before": "the index that a rebuild replaces, to count its errors",
             "both": "",
             "none": "",
         },
         title="Verify",
-        form="After: compare the new index with the table, and publish only if they match. Before: count what is wrong "
-        "in the index that a rebuild replaces",
+        form="Which index to compare with the table",
     )
     on_duplicate: str = choice(
         "pause",
