@@ -236,7 +236,7 @@ def test_a_drop_beside_a_paused_operation_ends_as_documented(database: Database,
     steps.begin(database)
     here(dsn, "pause", "ix")
     said = here(dsn, "drop", "ix", code=4).stderr
-    assert "has an unfinished one: operation 1 (first build) is paused; abort it first: roir abort ix" in said
+    assert "can't be dropped: operation 1 (first build) is paused; abort it first: roir abort ix" in said
     assert "an unfinished one is in the way" in " ".join(EXIT_CODES.split())
 
 

@@ -99,7 +99,7 @@ def finish_drop(
 
 def _unfinished(index: str, row: operations.OperationRow) -> OperationRunning:
     return OperationRunning(
-        f"index {index} has an unfinished one: {operations.named(row)} is {row.status}; abort it first: "
+        f"index {index} can't be dropped: {operations.named(row)} is {row.status}; abort it first: "
         f"roir abort {argument(index)}"
     )
 
