@@ -45,6 +45,12 @@ CONF |= {"spark": "local[1]", "postgres_conn_id": CONNECTION}
 VERIFY = {"verify": "before"}
 # Where a task is held while something happens to it.
 GATES = {"verify_before": "compare", "prepare": "prepare", "build": "build", "finalize": "publish"}
+# An error that no retry helps, until a user drops its function.
+REFUSE = (
+    "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE insufficient_privilege USING MESSAGE = 'refused'; END $$",
+    "CREATE TRIGGER refuse BEFORE INSERT ON roir.operation FOR EACH ROW EXECUTE FUNCTION refuse()",
+)
 # On a busy machine a driver may not have paused its operation in time; then its task does. Or the task has not had the
 # time to write the cause (test_causes.py).
 KILLED = re.compile(
@@ -135,7 +141,7 @@ TABLE = [
     Row("prepare", "while", "timed out", NOTHING, "prepare", ONCE),
     Row("prepare", "while", "run timed out", NOTHING, "prepare", ONCE),
     Row("prepare", "while", "killed"),
-    Row("prepare", "failed", "marked success", NOTHING, "prepare", conf={"shards": ["nowhere"]}),
+    Row("prepare", "failed", "marked success", NOTHING, "prepare"),
     Row("prepare", "after", "cleared"),
     Row("prepare", "after", "cleared alone", left("running", "build", run="success", index="published"), "build"),
     Row("build", "before", "marked success", left("running", "build"), "build"),
@@ -224,6 +230,9 @@ class Case:
         gate = None
         if moment in ("while", "published") or (moment, task) == ("failed", "build"):
             gate = gates.Gate(self.dsn, "announce" if moment == "published" else GATES[task])
+        if (moment, task) == ("failed", "prepare"):
+            # After all that the first task checks.
+            run_sql(self.dsn, *REFUSE)
         self.trigger()
         if gate is not None:
             gate.reached()
@@ -415,8 +424,8 @@ def test_what_its_user_sees_and_does_next(row: Row, case: Case) -> None:
         wait_until(lambda: not is_alive(process), PATIENCE_S, "the end of the task's process")
     go_on()
     case.shows(row.end)
-    if "u" in row.conf.values():
-        run_sql(case.dsn, "ALTER TABLE t RENAME TO u")
+    if (row.moment, row.task) == ("failed", "prepare"):
+        run_sql(case.dsn, "DROP FUNCTION refuse() CASCADE")
     if row.then == "trigger":
         case.trigger()
     elif row.then:
