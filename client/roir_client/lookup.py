@@ -15,12 +15,11 @@ FOUND = "found"
 
 @dataclass(frozen=True)
 class Found:
-    """The answer. outcome: as `roir.look_up` says it; with `found`, rows and partitions are SQL, None for no row."""
+    """The answer of `roir.look_up`. constants: SQL, for each column of the primary key, None if no row was found."""
 
     outcome: str
     entries: int | None
-    rows: str | None
-    partitions: Sequence[str | None] | None
+    constants: Sequence[str | None] | None
     said: str | None
 
 
@@ -40,10 +39,10 @@ def _constant(value: str, accepts: str) -> str:
 
 
 def statement(generation: int, view: int, source: int, conditions: Sequence[str], named: Sequence[str]) -> str:
-    """The statement that looks up. named: SQL for the arguments named, columns, identity, parts and most, in order."""
-    name, columns, identity, parts, most = named
+    """The statement that looks up. named: SQL for the arguments named, columns, identity and most, in order."""
+    name, columns, identity, most = named
     return (
-        "SELECT outcome, entries, rows, partitions, said FROM roir.look_up("
+        "SELECT outcome, entries, constants, said FROM roir.look_up("
         f"{generation}, CAST({view} AS oid), CAST({source} AS oid), {name}, {columns}, "
-        f"ARRAY[{', '.join(conditions)}], {identity}, {parts}, {most})"
+        f"ARRAY[{', '.join(conditions)}], {identity}, {most})"
     )

@@ -32,7 +32,7 @@ WITH RECURSIVE found AS (
       JOIN pg_catalog.pg_class s ON s.oid = sd.refobjid AND s.relkind = 'p'
      WHERE b.relkind = 'p' AND b.relname ~ '^g[0-9]+$'
        AND pg_catalog.has_table_privilege(v.oid, 'SELECT')
-       AND pg_catalog.to_regprocedure('roir.look_up(bigint,oid,oid,text,text[],text[],text[],text[],integer)') > 0::oid
+       AND pg_catalog.to_regprocedure('roir.look_up(bigint,oid,oid,text,text[],text[],text[],integer)') > 0::oid
 ),
 tree (source, relation, kind) AS (
     SELECT DISTINCT f.source, f.source, 'p'::"char" FROM found f
@@ -84,15 +84,13 @@ SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
                                WITH ORDINALITY AS k (attnum, position)
                           JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
                          WHERE i.indrelid = f.source AND i.indisprimary),
-           'root_parts', (SELECT pg_catalog.json_agg(DISTINCT a.attname)
-                            FROM pg_catalog.pg_partitioned_table p
-                            JOIN pg_catalog.pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = ANY (p.partattrs)
-                           WHERE p.partrelid = f.source),
            'parts', (SELECT pg_catalog.json_agg(DISTINCT a.attname)
-                       FROM tree t
-                       JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = t.relation
+                       FROM pg_catalog.pg_partitioned_table p
                        JOIN pg_catalog.pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = ANY (p.partattrs)
-                      WHERE t.source = f.source AND t.kind = 'p'),
+                      WHERE p.partrelid = f.source),
+           -- The planner prunes partitions by hash only if it knows all their columns' values together.
+           'prunes', NOT EXISTS (SELECT FROM tree t JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = t.relation
+                                  WHERE t.source = f.source AND p.partstrat = 'h' AND p.partnatts > 1),
            'partitions', (SELECT pg_catalog.count(*) FROM tree t WHERE t.source = f.source AND t.kind <> 'p')))::text
   FROM found f
   JOIN pg_catalog.pg_class s ON s.oid = f.source
@@ -113,8 +111,8 @@ class Index:
     """A published index of a partitioned table.
 
     view, source: oids of the index's view and of the table. key: the columns of its B-tree, which begin with the key.
-    unique: how many of them determine the row. identity: the table's primary key. parts: the columns of all its
-    partition keys; root_parts: those of the table's own. partitions: how many leaves the table has.
+    unique: how many of them determine the row. identity: the table's primary key. parts: the columns of the
+    table's own partition key. partitions: how many leaves the table has.
     """
 
     view: int
@@ -124,8 +122,7 @@ class Index:
     key: tuple[KeyColumn, ...]
     unique: int
     identity: tuple[str, ...]
-    parts: tuple[str, ...]
-    root_parts: frozenset[str]
+    parts: frozenset[str]
     partitions: int
 
     def __str__(self) -> str:
@@ -172,8 +169,8 @@ def _index(row: Mapping[str, object]) -> Index | None:
         if not column["alike"]:
             break
         key.append(KeyColumn(str(column["name"]), str(column["accepts"])))
-    identity, parts = _names(row["identity"]), _names(row["parts"])
-    if not key or not identity or not parts or not set(parts) <= set(identity):
+    identity = _names(row["identity"])
+    if not key or not identity or not row["prunes"]:
         return None
     return Index(
         view=int(str(row["view"])),
@@ -183,8 +180,7 @@ def _index(row: Mapping[str, object]) -> Index | None:
         key=tuple(key),
         unique=int(str(row["unique"] or len(key) + 1)),
         identity=identity,
-        parts=parts,
-        root_parts=frozenset(_names(row["root_parts"])),
+        parts=frozenset(_names(row["parts"])),
         partitions=int(str(row["partitions"])),
     )
 

@@ -142,7 +142,7 @@ def _best(
     pinned = {one.column.name for one in conditions if one.kind != NULL}
     for index in indexes:
         # The planner needs no help.
-        if index.root_parts <= pinned:
+        if index.parts <= pinned:
             continue
         pins = []
         leaf = None

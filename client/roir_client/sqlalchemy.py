@@ -30,9 +30,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Boolean, Delete, Engine, Integer, Text, Update, bindparam, event, text, tuple_
+from sqlalchemy import BindParameter, Boolean, Delete, Engine, Integer, Text, Update, bindparam, event, text
 from sqlalchemy import column as new_column
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.selectable import Select
@@ -82,7 +83,8 @@ class Indexes:
     """The indexes that the statements of one engine use. `use_indexes` makes it.
 
     enabled: False leaves all statements as they are. counts: how often a statement was `rewritten`, and how often not,
-    by reason: `many` rows, `type` of a value, session's `settings`, `gone`, `doubtful`, `name`, `rights`, `error`.
+    by reason: `values` that can't serve, `type` of a value, `many` rows, the session's `settings`, `gone`, `doubtful`,
+    `name`, `rights`, `error` and `failed`, which the logger `roir_client` explains.
     """
 
     def __init__(self, engine: Engine, enabled: bool, least_partitions: int, most_rows: int, refresh_s: float) -> None:
@@ -115,7 +117,15 @@ class Indexes:
                 self._read(connection)
             known, shapes = self._known
             if known.by_table:
-                statement = self._restricted(connection, statement, values, options, known, shapes)
+                try:
+                    statement = self._restricted(connection, statement, values, options, known, shapes)
+                except DBAPIError:
+                    # The transaction is over; so would the statement's own error have ended it.
+                    raise
+                except Exception as error:
+                    # A value that can't be bound, for example: the statement itself says it better.
+                    self.counts["failed"] += 1
+                    log.info("a statement stays as it is", exc_info=error)
         return statement, several, values
 
     def _read(self, connection: Any) -> None:
@@ -264,7 +274,6 @@ def _lookup_statement(target: Target, sizes: Sequence[int], most: int) -> Any:
         "named": (named, Text()),
         "columns": ([pin.column.name for pin in target.pins], ARRAY(Text)),
         "identity": (list(index.identity), ARRAY(Text)),
-        "parts": (list(index.parts), ARRAY(Text)),
         "most": (most, Integer()),
     }
     binds += [bindparam(name, value, type_) for name, (value, type_) in constants.items()]
@@ -273,17 +282,9 @@ def _lookup_statement(target: Target, sizes: Sequence[int], most: int) -> Any:
 
 
 def _restriction(from_: Any, index: Index, found: Found) -> list[Any]:
-    """The conditions that the rows found meet. Those of the partition keys' columns alone let the planner prune."""
-    identity = [_column(from_, name) for name in index.identity]
-    none = "(" + ", ".join(["NULL"] * len(identity)) + ")" if len(identity) > 1 else "NULL"
-    rows = found.rows or none
-    conditions = [_is_in(tuple_(*identity) if len(identity) > 1 else identity[0], rows)]
-    if len(identity) > 1:
-        parts = found.partitions or [None] * len(index.parts)
-        conditions += [
-            _is_in(_column(from_, name), part or "NULL") for name, part in zip(index.parts, parts, strict=True)
-        ]
-    return conditions
+    """The conditions that the rows found meet, and perhaps others, which the statement's own condition leaves out."""
+    constants = found.constants or [None] * len(index.identity)
+    return [_is_in(_column(from_, name), some or "NULL") for name, some in zip(index.identity, constants, strict=True)]
 
 
 def _is_in(left: Any, constants: str) -> Any:

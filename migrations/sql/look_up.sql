@@ -34,15 +34,17 @@ RETURN 'E''' || pg_catalog.replace(pg_catalog.replace(pg_catalog.replace(value, 
 --     generation, view, source: of the index, as `roir_client.registry` reads them.
 --     named: the table's name as the caller's statement has it; it must mean the source.
 --     columns, conditions: `v.column condition` for each; a condition that is NULL can't use the B-tree.
---     identity: the columns of the primary key. parts: those of the partition keys.
+--     identity: the columns of the primary key.
 --     most: if there are more rows, none is returned.
 --     outcome: found; many (more than `most`); type (a condition is NULL); settings (texts of values would be
 --     ambiguous); gone (another generation is shown); doubtful; name; rights; error (said has its text).
---     rows: for `(identity) IN (rows)`. partitions: for `part IN (partitions)`, for each part.
+--     constants: for `column IN (constants)`, for each column of the identity; NULL if there is no row. A list of
+--     whole keys would say more, but the planner compares it with the bounds of each partition: 100 rows in 95 of 600
+--     partitions took five times as long.
 -- Runs with the caller's rights and settings: the conditions mean what they mean in the caller's statement.
 CREATE FUNCTION roir.look_up(generation bigint, view oid, source oid, named text, columns text[], conditions text[],
-                             identity text[], parts text[], most integer,
-                             OUT outcome text, OUT entries bigint, OUT rows text, OUT partitions text[], OUT said text)
+                             identity text[], most integer,
+                             OUT outcome text, OUT entries bigint, OUT constants text[], OUT said text)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     doubtful boolean;
@@ -75,25 +77,20 @@ BEGIN
         END IF;
     END LOOP;
     EXECUTE (SELECT pg_catalog.format(
-                    'SELECT pg_catalog.count(*), pg_catalog.string_agg(pg_catalog.concat(''('', %s, '')''), '', ''), '
-                    'ARRAY[%s]::pg_catalog.text[] FROM (SELECT %s FROM %s v WHERE %s LIMIT %s) f',
-                    pg_catalog.string_agg(k.constant, ', '', '', ' ORDER BY k.n),
-                    (SELECT pg_catalog.string_agg(pg_catalog.format('pg_catalog.string_agg(DISTINCT '
-                                'roir.constant(pg_catalog.format(''%%s'', f.%I)), '', '')', p.name), ', ' ORDER BY p.n)
-                       FROM pg_catalog.unnest(parts) WITH ORDINALITY p (name, n)),
-                    pg_catalog.string_agg(pg_catalog.format('v.%I', k.name), ', ' ORDER BY k.n),
+                    'SELECT pg_catalog.count(*), ARRAY[%s]::pg_catalog.text[] '
+                    'FROM (SELECT %s FROM %s v WHERE %s LIMIT %s) f',
+                    pg_catalog.string_agg(pg_catalog.format('pg_catalog.string_agg(DISTINCT '
+                        'roir.constant(pg_catalog.format(''%%s'', f.%I)), '', '')', i.name), ', ' ORDER BY i.n),
+                    pg_catalog.string_agg(pg_catalog.format('v.%I', i.name), ', '),
                     view::pg_catalog.regclass,
                     (SELECT pg_catalog.string_agg(pg_catalog.format('v.%I %s', c.name, c.condition), ' AND ')
                        FROM ROWS FROM (pg_catalog.unnest(columns), pg_catalog.unnest(conditions)) c (name, condition)),
                     most OPERATOR(pg_catalog.+) 1)
-               FROM (SELECT i.name, i.n,
-                            pg_catalog.format('roir.constant(pg_catalog.format(''%%s'', f.%I))', i.name) AS constant
-                       FROM pg_catalog.unnest(identity) WITH ORDINALITY i (name, n)) k)
-       INTO entries, rows, partitions;
+               FROM pg_catalog.unnest(identity) WITH ORDINALITY i (name, n))
+       INTO entries, constants;
     outcome := CASE WHEN entries OPERATOR(pg_catalog.>) most THEN 'many' ELSE 'found' END;
     IF outcome OPERATOR(pg_catalog.=) 'many' THEN
-        rows := NULL;
-        partitions := NULL;
+        constants := NULL;
     END IF;
 EXCEPTION WHEN OTHERS THEN
     GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, said = MESSAGE_TEXT, state = RETURNED_SQLSTATE;
@@ -103,9 +100,8 @@ EXCEPTION WHEN OTHERS THEN
     END IF;
     outcome := CASE WHEN state OPERATOR(pg_catalog.=) '42501' THEN 'rights' ELSE 'error' END;
     entries := NULL;
-    rows := NULL;
-    partitions := NULL;
+    constants := NULL;
 END $$;
 
 GRANT EXECUTE ON FUNCTION roir.is_doubtful(bigint), roir.constant(text),
-      roir.look_up(bigint, oid, oid, text, text[], text[], text[], text[], integer) TO PUBLIC;
+      roir.look_up(bigint, oid, oid, text, text[], text[], text[], integer) TO PUBLIC;

@@ -1,0 +1,277 @@
+"""Random statements, with the indexes and on a twin without them: results, errors and effects are the same.
+
+A script is a transaction of some statements (tests/client/zoo.py); its seed is printed if anything differs. Broken
+variants of the client are found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, select, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BooleanClauseList, Cast
+from sqlalchemy.sql.functions import FunctionElement
+
+from roir_client import lookup, shape
+from roir_client.sqlalchemy import Indexes, use_indexes
+from tests.client import zoo
+from tests.client.zoo import Animal
+from tests.conftest import database_dsn, run_sql
+
+_numbers = itertools.count(1)
+EFFECTS = (text("SELECT z::text FROM zoo z ORDER BY id, part"), text("SELECT p::text FROM pets p ORDER BY id"))
+# How many scripts a broken variant may need.
+MOST_SCRIPTS = 1500
+
+
+class Twins:
+    """Two databases with the same rows. The statements of the first engine use the indexes."""
+
+    def __init__(self, dsns: list[str], driver: str) -> None:
+        self.engines = [create_engine(dsn.replace("postgresql://", f"postgresql+{driver}://", 1)) for dsn in dsns]
+        self.others = [create_engine(dsn.replace("postgresql://", "postgresql+psycopg2://", 1)) for dsn in dsns]
+        self.indexes = use_indexes(self.engines[0], least_partitions=1, most_rows=1000, refresh_s=3600)
+
+    def difference(self, seed: int) -> str | None:
+        """The first difference after a script, or None."""
+        told = [self._played(seed, engine, other) for engine, other in zip(self.engines, self.others, strict=True)]
+        for step, (with_, without) in enumerate(zip(*told, strict=True)):
+            if with_ != without:
+                level, steps, _ = zoo.script(seed)
+                return f"seed {seed}, {level}, step {step}: {with_}\nwithout: {without}\n" + "\n".join(
+                    f"{kind}: {what}" for kind, what in steps
+                )
+        return None
+
+    def _played(self, seed: int, engine: Engine, other: Engine) -> list[Any]:
+        level, steps, commits = zoo.script(seed)
+        told: list[Any] = []
+        with other.begin() as connection:
+            connection.execute(text(zoo.REFILL))
+        with Session(engine.execution_options(isolation_level=level)) as session:
+            for kind, what in steps:
+                try:
+                    told.append(self._step(session, other, kind, what))
+                except SQLAlchemyError as error:
+                    told.append(_error(error))
+                    if isinstance(error, DBAPIError):
+                        session.rollback()
+                        break
+            if commits:
+                try:
+                    session.commit()
+                except SQLAlchemyError as error:
+                    told.append(_error(error))
+        told += [None] * (len(steps) + 1 - len(told))
+        with other.connect() as connection:
+            told.append([connection.execute(effect).scalars().all() for effect in EFFECTS])
+        return told
+
+    def _step(self, session: Session, other: Engine, kind: str, what: Any) -> Any:
+        if kind == "other":
+            with other.begin() as connection:
+                return connection.execute(what).rowcount
+        if kind == "get":
+            animal: Any = session.get(Animal, what[0])
+            if animal is None:
+                return None
+            animal.t = what[1]
+            session.flush()
+            return [_shown(animal), sorted(pet.id for pet in animal.pets)]
+        result: Any = session.execute(what)
+        if not getattr(result, "returns_rows", True):
+            return result.rowcount
+        if any(getattr(one, "entity_namespace", None) for one in getattr(what, "column_descriptions", ())):
+            result = result.unique()
+        return sorted(repr([_shown(value) for value in row]) for row in result)
+
+    def close(self) -> None:
+        for engine in [*self.engines, *self.others]:
+            engine.dispose()
+
+
+def _shown(value: Any) -> Any:
+    """An object by its columns and loaded rows."""
+    if not hasattr(value, "_sa_instance_state"):
+        return value
+    loaded = value.__dict__
+    columns = {
+        name: repr(loaded[name]) for name in sorted(loaded) if name not in ("_sa_instance_state", "pets", "animal")
+    }
+    pets = sorted(pet.id for pet in loaded["pets"]) if "pets" in loaded else None
+    return type(value).__name__, columns, pets
+
+
+def _error(error: SQLAlchemyError) -> Any:
+    orig = getattr(error, "orig", None)
+    return type(error).__name__, getattr(orig, "pgcode", None) or getattr(orig, "sqlstate", None)
+
+
+@pytest.fixture(scope="module")
+def zoo_template(server: str) -> str:
+    """The name of a database with the zoo and its indexes."""
+    run_sql(server, "CREATE DATABASE zoo TEMPLATE roir_template")
+    zoo.make(database_dsn(server, "zoo"))
+    return "zoo"
+
+
+@pytest.fixture
+def twins(server: str, zoo_template: str) -> Iterator[Callable[[str], Twins]]:
+    """Makes twins for a driver."""
+    made: list[Twins] = []
+    names: list[str] = []
+
+    def make(driver: str) -> Twins:
+        pair = [f"zoo_{next(_numbers)}" for _ in range(2)]
+        for name in pair:
+            run_sql(server, f"CREATE DATABASE {name} TEMPLATE {zoo_template}")
+        names.extend(pair)
+        made.append(Twins([database_dsn(server, name) for name in pair], driver))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    for name in names:
+        run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.parametrize("seeds", [range(n, n + 200) for n in range(0, 4000, 200)], ids=str)
+@pytest.mark.parametrize("driver", ["psycopg2", "psycopg"])
+@pytest.mark.sample(0)
+@pytest.mark.usefixtures("deadlocks_meant")
+def test_nothing_differs_from_a_twin_without_indexes(twins: Callable[[str], Twins], driver: str, seeds: range) -> None:
+    two = twins(driver)
+    found = [difference for seed in seeds if (difference := two.difference(seed))]
+    print(f"{driver}, seeds {seeds}: {dict(two.indexes.counts)}")
+    assert not found, f"{len(found)} scripts differ\n\n" + "\n\n".join(found[:3])
+    assert two.indexes.counts["rewritten"] > len(seeds) / 4
+    assert two.indexes.counts["error"] == 0
+
+
+# --- Broken variants.
+
+
+def drops_the_condition(patch: pytest.MonkeyPatch) -> None:
+    """Selects what was found, whatever the statement says."""
+    restricted = Indexes._restricted
+
+    def broken(self: Any, connection: Any, statement: Any, *rest: Any) -> Any:
+        new = restricted(self, connection, statement, *rest)
+        if new is not statement:
+            new._where_criteria = new._where_criteria[len(statement._where_criteria) :]
+        return new
+
+    patch.setattr(Indexes, "_restricted", broken)
+
+
+def keeps_entries_over_transactions(patch: pytest.MonkeyPatch) -> None:
+    kept: dict[Any, Any] = {}
+    look_up = Indexes._look_up
+
+    def broken(self: Any, connection: Any, target: Any, asked: Any) -> Any:
+        key = (str(target.index), [pin.kind for pin in target.pins], repr(asked))
+        found = kept.get(repr(key))
+        if found is None:
+            found = kept[repr(key)] = look_up(self, connection, target, asked)
+        return found
+
+    patch.setattr(Indexes, "_look_up", broken)
+
+
+def takes_or_for_and(patch: pytest.MonkeyPatch) -> None:
+    leaves = shape.leaves
+
+    def broken(criteria: Any) -> Any:
+        for one in criteria:
+            if isinstance(one, BooleanClauseList) and one.operator is operators.or_:
+                yield from broken(one.clauses)
+            else:
+                yield from leaves((one,))
+
+    patch.setattr(shape, "leaves", broken)
+
+
+def _without(patch: pytest.MonkeyPatch, bare: Callable[[Any], Any]) -> None:
+    """Takes something off the column of a condition."""
+    condition, column_of = shape._condition, shape.column_of
+
+    class Bare:
+        def __init__(self, leaf: Any) -> None:
+            self.left, self.right, self.operator = bare(leaf.left), leaf.right, leaf.operator
+
+    def broken(number: int, leaf: Any) -> Any:
+        if isinstance(leaf, shape.BinaryExpression) and bare(leaf.left) is not leaf.left:
+            column = bare(leaf.left)
+            fits = isinstance(column, shape.Column) and isinstance(leaf.right, shape.BindParameter)
+            if fits and leaf.operator is operators.eq:
+                return shape._Condition(number, column, lookup.EQUAL, leaf.right)
+            return None
+        return condition(number, leaf)
+
+    patch.setattr(shape, "_condition", broken)
+    patch.setattr(shape, "column_of", lambda leaf: column_of(Bare(leaf)))
+
+
+def ignores_a_cast(patch: pytest.MonkeyPatch) -> None:
+    _without(patch, lambda left: left.clause if isinstance(left, Cast) else left)
+
+
+def ignores_a_function(patch: pytest.MonkeyPatch) -> None:
+    _without(patch, lambda left: next(iter(left.clauses)) if isinstance(left, FunctionElement) else left)
+
+
+def compares_texts(patch: pytest.MonkeyPatch) -> None:
+    def broken(kind: str, values: Any, accepts: str) -> str:
+        if kind != lookup.EQUAL:
+            return condition(kind, values, accepts)
+        return f"'OPERATOR(pg_catalog.||) '''' = ' || format('%L::text', {values[0]}) || left({accepts}, 0)"
+
+    condition = lookup.condition
+    patch.setattr(lookup, "condition", broken)
+
+
+def takes_any_is_null(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shape, "_is_plain", lambda statement: True)
+
+
+def forgets_what_none_means(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shape, "may_turn_none", lambda type_: False)
+
+
+# A collation makes a difference only if it is nondeterministic, which needs ICU; the embedded server has none.
+VARIANTS = [
+    drops_the_condition,
+    keeps_entries_over_transactions,
+    takes_or_for_and,
+    ignores_a_cast,
+    ignores_a_function,
+    compares_texts,
+    takes_any_is_null,
+    forgets_what_none_means,
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.__name__)
+@pytest.mark.slow
+@pytest.mark.usefixtures("deadlocks_meant")
+def test_a_broken_variant_is_found(
+    twins: Callable[[str], Twins], variant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant(monkeypatch)
+    two = twins("psycopg2")
+    found = next((seed for seed in range(MOST_SCRIPTS) if two.difference(seed)), None)
+    print(f"{variant.__name__}: seed {found}")
+    assert found is not None
+
+
+def test_a_script_is_the_same_by_its_seed() -> None:
+    one, two = (zoo.script(7) for _ in range(2))
+    assert [str(what) for _, what in one[1]] == [str(what) for _, what in two[1]]
+    assert select(zoo.zoo).compile() is not None
