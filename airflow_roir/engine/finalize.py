@@ -82,8 +82,8 @@ def _publish(database: Database, run: Run, report: Report) -> None:
         if not found.is_exact:
             again = argument(run.index)
             raise VerificationFailed(
-                f"index {run.index}: the new generation differs from its table ({found}); not published. See the "
-                f"table roir.discrepancy, verification {found.verification_id}. Then compare again (roir resume "
+                f"index {run.index}: the new generation differs from its table ({found}); nothing was published. See "
+                f"the table roir.discrepancy, verification {found.verification_id}. Then compare again (roir resume "
                 f"{again}), or abort (roir abort {again})"
             )
     if is_over_shards:

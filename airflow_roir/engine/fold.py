@@ -121,7 +121,7 @@ def make_worker(_database: Database, connection: Connection, run: Run, number: i
 def _job_of(connection: Connection, run: Run) -> Job:
     job = load_job(connection, run)
     if mode(connection, job.generation_id) != DIRECT:
-        raise InvariantViolated(f"index {run.index}: the capture is not in direct mode; not folded")
+        raise InvariantViolated(f"index {run.index}: its capture is not in direct mode; its delta was not folded")
     return job
 
 

@@ -98,12 +98,12 @@ def _check_complete(connection: Connection, job: Job) -> None:
     ).one()
     if row.ranges or row.segments or not physical.is_sealed(connection, job.generation_id):
         raise InvariantViolated(
-            f"index {job.run.index}: {row.ranges} ranges and {row.segments} segments are unfinished; not published"
+            f"index {job.run.index}: {row.ranges} ranges, {row.segments} segments are unfinished; nothing was published"
         )
     if (problem := apart().unfit(connection, job.generation_id, float(job.options.get("max_lag_s", 60)))) is not None:
-        raise InvariantViolated(f"index {job.run.index}: {problem}; not published")
+        raise InvariantViolated(f"index {job.run.index}: {problem}; nothing was published")
     if installation.mode(connection, job.generation_id) != DIRECT:
-        raise InvariantViolated(f"index {job.run.index}: the capture is not in direct mode; not published")
+        raise InvariantViolated(f"index {job.run.index}: its capture is not in direct mode; nothing was published")
 
 
 def _only_ghosts(connection: Connection, job: Job) -> int:
@@ -115,5 +115,6 @@ def _only_ghosts(connection: Connection, job: Job) -> int:
     counts = {row.state: row.rows for row in execute(connection, tally)}
     ghosts = int(counts.pop(EntryState.GHOST.value, 0))
     if counts:
-        raise InvariantViolated(f"index {job.run.index}: the delta still holds {counts}; not published")
+        held = " and ".join(f"{rows:,} {state}" for state, rows in counts.items())
+        raise InvariantViolated(f"index {job.run.index}: its delta still has {held} entries; nothing was published")
     return ghosts

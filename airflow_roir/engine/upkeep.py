@@ -176,7 +176,8 @@ def drop_delta(database: Database, generation_id: int, result: CleanUpReport, re
         }
         ghosts = int(counts.pop(EntryState.GHOST.value, 0))
         if counts:
-            raise InvariantViolated(f"{name} of a published generation still holds {counts}; run roir verify")
+            held = " and ".join(f"{rows:,} {state}" for state, rows in counts.items())
+            raise InvariantViolated(f"{name} of a published generation still has {held} entries; run roir verify")
         execute(connection, f"DROP TABLE {name}")
         return ghosts
 

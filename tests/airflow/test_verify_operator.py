@@ -254,12 +254,12 @@ def test_a_build_that_differs_fails_without_a_retry_until_it_is_cleared(
     base = physical.base(prepared.generation_id)
     shop.run(f"UPDATE {base} SET c3 = -1 WHERE c2 = 77")
     task = FinalizeIndexBuildOperator(task_id="finalize", operation_id=prepared.operation_id, **WHAT)
-    with pytest.raises(AirflowFailException, match="not published"):
+    with pytest.raises(AirflowFailException, match="nothing was published"):
         task.execute(context)  # type: ignore[arg-type]
     assert "different: kind k77, id 77" in capsys.readouterr().out
     found = operations.find_operation(shop.database, INDEX)
     assert (found.status, found.phase) == ("paused", "publish")
-    assert "not published" in found.pause_reason
+    assert "nothing was published" in found.pause_reason
     shop.run(f"UPDATE {base} SET c3 = 77 WHERE c2 = 77")
     assert task.execute(context) == prepared.operation_id  # type: ignore[arg-type]
     # A try that is made once more finds it published, although a verification has begun since.

@@ -35,7 +35,7 @@ ELSEWHERE = {
     "parts of the delta aren't folded yet; run: roir resume": BY_US,
     "units are not compared yet; run: roir resume": BY_US,
     "compaction is done or aborted, run: roir verify": BY_US,
-    "of a published generation still holds": BY_US,
+    "of a published generation still has": BY_US,
     "rows shared a key while it was sealed": BY_CHANCE,
     "was dropped or reverted meanwhile; nothing was reverted": BY_CHANCE,
     "are being added or removed. Finish": BY_CHANCE,

@@ -256,7 +256,7 @@ def test_a_build_that_went_wrong_is_not_published(database: Database, dsn: str, 
         lifecycle.finalize(database, "ix", "test", take_over=True)
     [paused] = status(database, "ix")
     assert paused.status == "paused"
-    assert "not published" in (paused.pause_reason or "")
+    assert "nothing was published" in (paused.pause_reason or "")
     active = "SELECT to_regclass('roir_data.g' || id)::text FROM roir.generation WHERE status = 'active'"
     assert sql(steps.session(dsn), active) == [(base,)]
     run_sql(dsn, f"UPDATE {wrong} SET c3 = 7 WHERE c2 = 7", f"DELETE FROM {wrong} WHERE c2 = 1000")
