@@ -27,7 +27,7 @@ from tests.conftest import database_dsn, run_sql
 _numbers = itertools.count(1)
 EFFECTS = (text("SELECT z::text FROM zoo z ORDER BY id, part"), text("SELECT p::text FROM pets p ORDER BY id"))
 # How many scripts a broken variant may need.
-MOST_SCRIPTS = 1500
+MOST_SCRIPTS = 300
 
 
 class Twins:
