@@ -85,7 +85,7 @@ def test_a_command_waits_for_its_place_and_a_resume_takes_options(dsn: str, data
     command = until_it_waits(dsn, *VERIFY, says="queued: place 1 of 1; 1 running (public.other)")
     shown = here(dsn, "queue").stdout.splitlines()
     assert shown[0] == "at most 1 at the same time"
-    assert shown[1].startswith("public.other: create")
+    assert shown[1].startswith("public.other: first build")
     assert "place 1" in shown[2]
     found = json.loads(here(dsn, "queue", "--json").stdout)
     assert [one["index"] for one in found["waiting"]] == ["public.ix"]
