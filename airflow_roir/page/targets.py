@@ -101,8 +101,10 @@ class Run:
     def continued_by(self, one: Found) -> dict[str, str] | None:
         """The run or command that has continued an operation of this run, which has ended; None if nothing has.
 
-        name: of a command. dag_id, run_id: of a run.
+        name: of a command. dag_id, run_id: of a run. An abort isn't one, although it names its actor as the owner.
         """
+        if one.status in ("aborting", "aborted"):
+            return None
         if not self.has_ended or self.dag_id == CONTROL_DAG or not one.elsewhere or one.left:
             return None
         named = RUN.fullmatch(one.last_run)

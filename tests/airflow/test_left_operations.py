@@ -13,6 +13,7 @@ from sqlalchemy.pool import StaticPool
 
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import prepare
+from airflow_roir.engine.clean_up import clean_up
 from airflow_roir.engine.control import expected, requests
 from airflow_roir.engine.control.expected import COMES, ENDED, Fate
 from airflow_roir.engine.control.run import start_run
@@ -162,3 +163,17 @@ def test_the_tab_of_an_old_run_names_the_run_that_continued_its_operation(
     requests.resume(shop.database, INDEX, "ann")
     start_run(shop.database, INDEX, COMMAND)
     assert continued() == {"name": COMMAND}
+
+
+def test_an_abort_continues_nothing(shop: Any) -> None:
+    """Found: after *Abort* the tab said `Continued by airflow user ann.`: an abort names its actor as the owner."""
+    old = Run("rebuild_index", "r1", "failed", False, {"index": INDEX}, {})
+    operation = begin(shop, OWNER)
+    start_run(shop.database, INDEX, OWNER)
+    for status in ("aborting", "aborted"):
+        if status == "aborting":
+            requests.request_abort(shop.database, INDEX, "airflow user ann", "too slow", operation)
+        else:
+            clean_up(shop.database)
+        [found] = operations_of(shop.database, "c", old)
+        assert (found.status, old.continued_by(found)) == (status, None)

@@ -90,6 +90,8 @@ class Airflow(ThreadingHTTPServer):
         self.gone = False
         self.answered = 0
         self.said = "done"
+        # Its last part: the status and the text of a refusal.
+        self.refuses: dict[str, tuple[int, str]] = {}
         # While it is cleared, looks get no answer.
         self.answers = threading.Event()
         self.answers.set()
@@ -134,6 +136,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.sent.append((self.path.split("?")[0], body))
         self.server.arrived.set()
+        if refusal := self.server.refuses.get(self.path.split("?")[0].rpartition("/")[2]):
+            self.give("application/json", json.dumps({"detail": refusal[1]}).encode(), refusal[0])
+            return
         self.give("application/json", json.dumps({"said": self.server.said, "dag_run_id": "manual__2"}).encode())
 
     def give(self, kind: str, content: bytes, status: int = 200) -> None:
@@ -273,7 +278,43 @@ def test_an_operation_whose_run_is_over_is_continued_as_it_was_begun(airflow: Ai
     assert not tab.get_by_role("button", name="Resume", exact=True).is_visible()
     trigger = ("/api/v2/dags/rebuild_index/dagRuns", {"logical_date": None, "conf": json.loads(EXACT)})
     resume = ("/roir/api/run/resume", {"connection": "c", "operation": 7})
-    assert airflow.sent == ([resume] if status == "paused" else []) + [trigger]
+    assert airflow.sent == [trigger] + ([resume] if status == "paused" else [])
+
+
+def test_a_pause_stays_if_no_run_could_be_triggered_to_continue(airflow: Airflow, tab: Any) -> None:
+    """Found: Airflow answered 500, and the pause was lifted all the same, so its reason was gone."""
+    airflow.progress |= {"status": "paused", "state": {"name": "paused", "word": "Paused", "note": "Paused"}}
+    airflow.more |= {"continues": WISH, "again": WISH}
+    airflow.refuses = {"dagRuns": (500, ""), "resume": (409, "another run has it")}
+    tab.get_by_role("button", name="Continue").click()
+    tab.get_by_text("No run of rebuild_index could be triggered: Refused (500).").wait_for()
+    assert [path for path, _ in airflow.sent] == ["/api/v2/dags/rebuild_index/dagRuns"]
+    assert tab.get_by_role("button", name="Continue").is_visible()
+    del airflow.refuses["dagRuns"]
+    tab.get_by_role("button", name="Continue").click()
+    tab.get_by_text(
+        "rebuild_index is triggered, and waits, as the pause couldn't be lifted: another run has it."
+    ).wait_for()
+    tab.get_by_role("link", name="See its run").wait_for()
+
+
+def test_a_failed_run_is_not_triggered_again_beside_the_run_that_continues_it(airflow: Airflow, tab: Any) -> None:
+    """Found: *Trigger again* in the box of the failure, beside `Continued by run …`."""
+    failure = {"task_id": "build", "map_index": -1, "try_number": 1, "at": FOUND_AT, "text": "Task build has failed"}
+    airflow.progress |= {"status": "abandoned", "state": {"name": "abandoned", "word": "Abandoned", "note": ""}}
+    airflow.run["state"] = "failed"
+    airflow.more |= {"continues": WISH, "again": WISH, "failures": [failure | {"message": "", "again": None}]}
+    tab.get_by_role("button", name="Continue").click()
+    tab.locator(".left", has_text="Continued by run").wait_for()
+    again = tab.get_by_role("button", name="Trigger again")
+    assert not again.is_visible()
+    airflow.more |= {"continues": None, "continued_by": {"dag_id": "rebuild_index", "run_id": "manual__2"}}
+    tab.get_by_text("Continued by run manual__2 of rebuild_index.").wait_for()
+    assert not again.is_visible()
+    assert not tab.get_by_role("button", name="Continue", exact=True).is_visible()
+    assert tab.get_by_role("link", name="See its run").first.is_visible()
+    airflow.more["continued_by"] = None
+    again.wait_for()
 
 
 def test_the_tab_of_a_run_names_the_run_that_continued_its_operation(airflow: Airflow, tab: Any) -> None:
@@ -352,9 +393,9 @@ def test_indexes_says_why_an_operation_is_paused_and_continues_it(airflow: Airfl
     tab.locator(".asks").get_by_role("button", name="Continue", exact=True).click()
     tab.get_by_text("rebuild_index is triggered.").wait_for()
     assert [path for path, _ in airflow.sent] == [
-        "/api/v2/dags/control_index/dagRuns",
         "/api/v2/dags/rebuild_index/dagRuns",
-    ]
+        "/api/v2/dags/control_index/dagRuns",
+    ], "no pause is lifted without a run"
 
 
 def test_indexes_says_that_an_operation_is_abandoned_and_continues_it(airflow: Airflow, tab: Any) -> None:

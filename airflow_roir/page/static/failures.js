@@ -25,11 +25,11 @@ export class Failures {
 
   show(content) {
     this.content = content;
-    const { failures = [], again, continues, run } = content;
+    const { failures = [], again, continues, continued_by: by, run } = content;
     this.node.hidden = failures.length === 0;
     put(this.title, run.state === "failed" ? "Why this run has failed" : "What has failed");
-    // An operation that is left is continued by its own button.
-    this.again.hidden = !again || Boolean(continues);
+    // An operation that is left has its own button, and one that another run continues needs no further run.
+    this.again.hidden = !again || Boolean(continues || by);
     keep(
       this.list,
       failures,

@@ -271,10 +271,8 @@ class Card {
         verb: "Continue",
         title: "Continue this operation?",
         text: `No run drives operation ${index.operation}, and none will. ${index.continues.dag_id} is triggered with the operation’s present options, and continues after the last committed batch.${paused ? ` ${dags.control} lifts the pause.` : ""}`,
-        yes: async () => {
-          if (paused && !(await start(dags.control, { ...conf, action: "resume" }))) return;
-          await start(index.continues.dag_id, index.continues.conf);
-        },
+        // Without a run the pause stays, and its reason.
+        yes: async () => (await start(index.continues.dag_id, index.continues.conf)) && paused && lift(dags.control, conf, index.continues.dag_id),
       },
       may.control && left && {
         verb: "Abort",
@@ -366,6 +364,16 @@ function ask(place, back, what, instead = title) {
     (back.checkVisibility() ? back : instead).focus();
   };
   place.replaceChildren(question({ ...what, close }));
+}
+
+/** Lift a pause for a run that was triggered; say only why it stays. */
+async function lift(control, conf, triggered) {
+  try {
+    await trigger(control, { ...conf, action: "resume" });
+  } catch (refusal) {
+    put(said, `${triggered} is triggered, and waits, as ${control}, which lifts the pause, couldn't be triggered: ${refusal.message}`);
+    mark(said, "data-wrong", "true");
+  }
 }
 
 /** Trigger a DAG, and say so. */

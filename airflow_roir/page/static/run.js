@@ -222,15 +222,15 @@ class Build {
     this.content = content;
     this.shownAt = new Date();
     const { progress: p, run, chosen: one } = content;
+    // The run that the user has triggered takes the operation up a moment later.
+    if (this.continuedBy && (content.continued_by || !LEFT.includes(p.status))) this.continuedBy = null;
+    if (this.continuedBy) content.continues = content.again = null;
     this.showTabs(content);
     this.failures.show(content);
     this.values.show(run.values);
     put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation"} of${p.unique && p.kind !== "verify" && p.kind !== "compact" ? " unique index" : ""}`);
     put(this.name, p.index);
     put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
-    // The run that the user has triggered takes the operation up a moment later.
-    if (this.continuedBy && (content.continued_by || !LEFT.includes(p.status))) this.continuedBy = null;
-    if (this.continuedBy) content.continues = null;
     const { name: state, word, note } = this.continuedBy ? { name: "undriven", word: "Continued", note: `Continued by run ${this.continuedBy}` } : p.state;
     mark(this.chip, "data-status", state);
     put(this.chip, word);
@@ -537,20 +537,32 @@ class Build {
   /** Trigger a run that continues the operation with its present options, by the user's own rights. */
   async goOn() {
     const { continues: wish, progress: p } = this.content;
-    if ((p.status === "paused" || p.status === "pausing") && !(await this.change("resume"))) return;
     this.busy = true;
     this.showControls(this.content);
     try {
       const run = await trigger(wish.dag_id, wish.conf);
       this.continuedBy = run.dag_run_id;
+      // Only now: without a run the pause stays, and its reason. The run's task waits until a user's pause is lifted.
+      const stays = p.status === "paused" || p.status === "pausing" ? await this.lift() : "";
       this.draw(this.content);
-      this.tell(`${wish.dag_id} is triggered, and continues the operation. `, false, link("See its run", runPage({ dag_id: wish.dag_id, run_id: run.dag_run_id })));
+      this.tell(`${wish.dag_id} is triggered, and ${stays ? `waits, as the pause couldn't be lifted: ${stays.replace(/\.?$/, ".")} ` : "continues the operation. "}`, Boolean(stays), link("See its run", runPage({ dag_id: wish.dag_id, run_id: run.dag_run_id })));
     } catch (refusal) {
       this.tell(`No run of ${wish.dag_id} could be triggered: ${refusal.message}`, true);
     } finally {
       this.busy = false;
       this.showControls(this.content);
       poll.now();
+    }
+  }
+
+  /** Lift the pause; why it stays, or "". */
+  async lift() {
+    const { connection, operation } = this.content.chosen;
+    try {
+      await send(address("/resume"), { connection, operation });
+      return "";
+    } catch (refusal) {
+      return refusal.message;
     }
   }
 
