@@ -124,7 +124,7 @@ def test_the_connections_of_a_build_are_those_that_a_pool_must_have(dsn: str) ->
     """A worker of the seal holds up to three sessions."""
     (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "max_connections"]
     most = 3 * BuildOptions().parallelism + 10
-    assert found.says.endswith(f"a build takes up to {most}")
+    assert found.says.endswith(f"a build with 2 workers takes up to {most}")
     page = (Path(__file__).parents[1] / "docs" / "pgbouncer.md").read_text()
     assert "three sessions for each worker, and ten more" in page
     assert int(page.partition("pool_size=")[2].split()[0]) >= most

@@ -100,12 +100,12 @@ def test_after_a_killed_worker_the_first_words_are_that_it_goes_on_by_itself(dat
     run_sql(dsn, "UPDATE roir.operation SET awaited_until = heartbeat_at")
     whens = {in_minutes(database, seconds) for seconds in (580, 600, 620)}
     text, one = Terminal(dsn).status()
-    said = re.search(r"    (goes on by itself at the next try, about (.* UTC)); no run has driven", text)
+    said = re.search(r"    (goes on by itself at the next try, by about (.* UTC)); no run has driven", text)
     assert said is not None, text
     assert said[2] in whens
     assert one["status"] == "running"
     assert one["expected_at"] is not None
-    assert one["held_up"]["text"].startswith("Goes on by itself at the next try, about ")
+    assert one["held_up"]["text"].startswith("Goes on by itself at the next try, by about ")
     # The grace is over: it is abandoned, and nothing is expected.
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '800 s'")
     run_sql(dsn, "UPDATE roir.operation SET awaited_until = heartbeat_at")
@@ -119,7 +119,7 @@ def test_a_pause_by_the_run_itself_names_the_next_try_or_the_task_to_clear(datab
     end_run(database, run)
     _, one = Terminal(dsn).status()
     assert re.fullmatch(
-        r"goes on by itself at the next try, about \d\d:\d\d UTC; or: roir resume public\.ix",
+        r"goes on by itself at the next try, by about \d\d:\d\d UTC; or: roir resume public\.ix",
         one["resume_with"],
     )
     expected.has_ended(database, run.operation_id, RUN)
@@ -209,7 +209,7 @@ def test_a_resume_is_seen_at_the_time_that_is_told(database: Database, dsn: str)
     assert state.note in [f"Paused; nothing is lost; its run looks again about {when}" for when in whens]
     requests.resume(database, "ix", "ann@desk")
     state = state_of(operation_status(database, run.operation_id))
-    assert any(state.text.startswith(f"goes on by itself about {when}; ") for when in whens)
+    assert any(state.text.startswith(f"goes on by itself by about {when}; ") for when in whens)
 
 
 def test_one_that_runs_again_has_no_way_on(database: Database, dsn: str) -> None:

@@ -77,3 +77,9 @@ def test_after_an_abort_of_a_first_build_status_says_that_and_how_to_build_it_ag
     said = here(dsn, "status", "ix", code=2).stderr
     assert "there is no index ix: its build, operation 1, was aborted at 20" in said
     assert ": a reason; build it again: roir build public.ix --table public.t --keys k" in said
+    # Found: no report of it, though its change has a ticket, too; the phase that it was in had the state `now`.
+    page = here(dsn, "report", "ix").stdout
+    assert page.startswith("# First build of public.ix, operation 1: Aborted\n")
+    assert "| build | not finished | " in page
+    assert "| seal | not begun | " in page
+    assert here(dsn, "report", "ix", "--operation", "1").stdout.startswith("# First build of public.ix")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from airflow_roir.cli.last_line import LastLine
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.sessions.room import Room
 from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import session, sql
@@ -56,6 +58,30 @@ def test_a_build_needs_no_java(dsn: str, database: Database, monkeypatch: pytest
     # A rebuild, compared before and after.
     assert "before its rebuild: 20,000 rows" in here(dsn, "build", "ix", "--without-spark", "--verify", "both").stderr
     steps.assert_exact(database)
+
+
+def test_an_operation_leaves_connections_to_the_application(dsn: str, database: Database) -> None:
+    """Found: 256 workers took every connection of the server, and the application was refused."""
+    [(most,)] = sql(session(dsn), "SELECT current_setting('max_connections')::int")
+    asked = ("--parallelism", str(most))
+    told = re.compile(rf"only (\d+) of {most} workers start: \d+ of the server's {most} connections are used")
+    found = told.search(as_json(dsn, "plan", "ix", "--table", "t", "--keys", "k", *asked)["slow"][-1])
+    assert found is not None
+    done = here(dsn, *BUILD, "--ranges", str(most), *asked).stderr
+    found = told.search(done)
+    assert found is not None, done
+    workers = int(found[1])
+    assert 2 <= workers < most / 3
+    assert f"build: {workers} workers\n" in done
+    assert [int(n) for n in re.findall(r"(\d+) workers at work", done)] <= [workers] * 9
+    steps.assert_exact(database)
+
+
+@pytest.mark.parametrize(
+    ("most", "used", "workers"), [(100, 5, 24), (100, 60, 5), (100, 95, 2), (12, 3, 2), (1000, 10, 292)]
+)
+def test_a_tenth_of_the_connections_stays_free(most: int, used: int, workers: int) -> None:
+    assert Room(most=most, used=used, reserved=3).workers == workers
 
 
 def test_the_printed_commands_work_without_java(dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

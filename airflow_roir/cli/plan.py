@@ -215,12 +215,14 @@ def _facts(database: Database, dry: Forecast, options: BuildOptions, as_json: bo
     from airflow_roir.engine.early import hashing
     from airflow_roir.engine.readers import view
     from airflow_roir.engine.schema import schema
+    from airflow_roir.engine.sessions.room import room_of
     from airflow_roir.engine.source import checks
 
     with database.transaction() as connection:
         guarded = schema.is_guarded(connection)
         untried = checks.untried_server(connection)
         untold = hashing.untold(connection, dry.entry)
+        crowded = room_of(connection).warning(options.parallelism)
     entry = dry.entry
     uncovered = [entry.columns[i].source for i in entry.included_positions if not entry.columns[i].covered]
     facts: dict[str, Any] = {
@@ -258,7 +260,7 @@ def _facts(database: Database, dry: Forecast, options: BuildOptions, as_json: bo
         facts["early"] = untold
     if untried:
         facts["server"] = untried
-    if warnings := slow_options.slow(options, dry.plan.rows, dry.plan.ranges):
+    if warnings := slow_options.slow(options, dry.plan.rows, dry.plan.ranges) + ([crowded] if crowded else []):
         facts["slow"] = warnings
     return facts
 

@@ -58,9 +58,9 @@ BEGIN
 END $$;
 
 -- Adds the time since the last tick to the phase, and writes the run's heartbeat; false if the run is over. A gap
--- longer than `longest` seconds (a machine that slept, a clock that jumped) counts as `longest`: by default the time
--- after which a run counts as dead.
-CREATE FUNCTION roir.tick(operation bigint, epoch bigint, longest numeric DEFAULT 30) RETURNS boolean
+-- longer than `longest` seconds (a run that was killed, a machine that slept, a clock that jumped) counts as `longest`:
+-- by default five heartbeats.
+CREATE FUNCTION roir.tick(operation bigint, epoch bigint, longest numeric DEFAULT 10) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH ticked AS (
         UPDATE roir.operation o

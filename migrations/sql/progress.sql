@@ -97,7 +97,7 @@ SELECT o.id AS operation_id,
         CROSS JOIN (
               SELECT coalesce(sum(value::float8), 0) AS worked,
                      CASE WHEN o.status = 'running' AND o.ticked_at IS NOT NULL
-                          THEN greatest(least(extract(epoch FROM clock_timestamp() - o.ticked_at), 30), 0)
+                          THEN greatest(least(extract(epoch FROM clock_timestamp() - o.ticked_at), 10), 0)
                           ELSE 0 END::float8 AS since
                 FROM jsonb_each_text(o.phase_seconds)) clock
 

@@ -387,6 +387,15 @@ def test_an_empty_table_is_looked_at_in_each_phase(database: Database, dsn: str)
     assert look(database).percent_complete == 100
 
 
+def test_of_a_run_that_was_killed_a_moment_counts_as_work(database: Database, dsn: str) -> None:
+    """Found: after a kill, 30 seconds in which nothing worked were in the time of work, and the rate was too low."""
+    _, run = steps.begin(database)
+    run_sql(dsn, "UPDATE roir.operation SET ticked_at = clock_timestamp() - interval '45 s'")
+    before = look(database).total_execution_time
+    run_sql(dsn, "SELECT roir.abort('ix')")
+    assert look(database).total_execution_time - before == pytest.approx(sign_of_life.LONGEST_TICK_S)
+
+
 def test_samples_stay_few_whatever_the_operation_lasts(database: Database, dsn: str) -> None:
     """Days of samples: recent ones dense, older ones thin; the first and last are kept, rows and percent never fall."""
     _, run = steps.begin(database)
@@ -453,7 +462,7 @@ def test_an_error_that_is_over_says_who_continued_and_no_remedy(database: Databa
     # Found while the operation is paused: the pause's own remedy is enough.
     settle(database, run, OSError("a disk is broken"), fatal=False)
     first, second = look(database).errors
-    assert first.remedy.startswith("Goes on by itself at the next try, about ")
+    assert first.remedy.startswith("Goes on by itself at the next try, by about ")
     assert second.remedy == ""
     end_run(database, run)
     at = datetime.now(timezone.utc) + timedelta(minutes=5)

@@ -101,7 +101,7 @@ def test_a_pause_needs_no_room_for_its_event(database: Database, dsn: str, by: s
 
 def test_the_limits_in_sql_are_those_of_the_code(database: Database, dsn: str) -> None:
     user = steps.session(dsn)
-    longest = f"longest numeric DEFAULT {sign_of_life.HEARTBEAT_FRESH_S}"
+    longest = f"longest numeric DEFAULT {sign_of_life.LONGEST_TICK_S}"
     [(arguments,)] = sql(user, "SELECT pg_get_function_arguments('roir.tick'::regproc)")
     assert arguments.endswith(longest)
     # All functions but the one for which a user's own DDL waits.

@@ -97,7 +97,7 @@ def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
     """The row of an index that isn't dropped, by name. Raises NotFound, InvalidInput (no schema, and ambiguous)."""
     found = index_if_there(connection, name)
     if found is None:
-        if aborted := execute(connection, ABORTED_BUILD, {"name": name.name, "schema": name.schema}).first():
+        if aborted := aborted_build(connection, name):
             event = last_event(connection, aborted.id, "abort")
             at = f" at {event.at:%Y-%m-%d %H:%M:%S %Z}" if event else ""
             raise NotFound(
@@ -106,6 +106,11 @@ def find_index(connection: Connection, name: QualifiedName) -> Row[Any]:
             )
         raise NotFound(f"there is no index {name}; `roir status` lists all indexes{near_index(connection, name)}")
     return found
+
+
+def aborted_build(connection: Connection, name: QualifiedName) -> Row[Any] | None:
+    """The operation whose abort took away the index of that name, with the index's definition; None if none did."""
+    return execute(connection, ABORTED_BUILD, {"name": name.name, "schema": name.schema}).first()
 
 
 def build_again(index: Row[Any]) -> str:

@@ -91,7 +91,7 @@ def way_on(index: str, paused_by: str, owner: str | None, expected_at: datetime 
         case Way.TASK:
             return f"resume with the DAG control_index, action resume, or: {command}"
         case Way.RUN if expected_at is not None:
-            return f"goes on by itself at the next try, about {moment(expected_at)}; or: {command}"
+            return f"goes on by itself at the next try, by about {moment(expected_at)}; or: {command}"
         case Way.RUN if run is not None:
             return (
                 f"clear its task in run {run[2]} of DAG {run[1]} with those that follow it (Downstream), if "

@@ -13,8 +13,10 @@ from airflow_roir.errors import OperationRunning
 from airflow_roir.operation import Status
 from airflow_roir.quantity import duration
 
-# A run writes its heartbeat every few seconds; after this long without one it counts as dead, also in `roir.tick`.
+# A run writes its heartbeat every few seconds; after this long without one it counts as dead.
 HEARTBEAT_FRESH_S = 30
+# The most that one tick adds to the clock, also in SQL: of a run that was killed, nobody knows when it ended.
+LONGEST_TICK_S = 10
 NOTE_WAIT = "UPDATE roir.operation SET notice = %(line)s WHERE id = %(operation)s AND epoch = %(epoch)s"
 END_OF_WAIT = """
 UPDATE roir.operation SET notice = NULL
@@ -25,7 +27,7 @@ UPDATE roir.operation SET notice = NULL
 def tick(connection: Connection, operation_id: int, epoch: int) -> bool:
     """Adds the time since the last tick to the phase, and writes the run's heartbeat. False if the run is over.
 
-    A longer gap (a machine that slept, a clock that jumped) counts as `HEARTBEAT_FRESH_S` at most.
+    A longer gap (a run that was killed, a machine that slept) counts as `LONGEST_TICK_S`.
     """
     values = {"operation": operation_id, "epoch": epoch}
     return bool(execute(connection, "SELECT roir.tick(%(operation)s, %(epoch)s)", values).scalar_one())

@@ -15,23 +15,18 @@ from airflow_roir.engine.database import Database, execute, said
 from airflow_roir.engine.forecast import objections, rights, signals
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema import schema
+from airflow_roir.engine.sessions.room import BESIDE_WORKERS, OF_WORKER, Room, room_of
 from airflow_roir.engine.source import catalog, checks
 from airflow_roir.errors import RightMissing, RoirError
 from airflow_roir.options import BuildOptions
-from airflow_roir.quantity import size
+from airflow_roir.quantity import counted, size
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 # For looks from another machine than the one that counts.
 UNKNOWN = "unknown"
-# A build's own sessions beside its workers: its driver, the governor, looks.
-BESIDE_WORKERS = 10
-# The most sessions of a worker: in the seal, one indexes a segment, one watches it, and one looks at the operation.
-OF_WORKER = 3
 SETTINGS = """
 SELECT current_setting('server_version') AS version, current_setting('server_encoding') AS encoding,
        current_setting('wal_level') AS wal_level, current_setting('max_locks_per_transaction') AS locks,
-       current_setting('max_connections')::int AS most,
-       (SELECT sum(numbackends)::int FROM pg_stat_database) AS used,
        pg_database_size(current_database()) AS bytes
 """
 
@@ -122,7 +117,7 @@ def _of_database(connection: Connection) -> list[Finding]:
         f"{options.lock_timeout_ms} ms, shorter than the server's deadlock_timeout",
         lambda: dry_run.check_lock_timeout(connection, options),
     )
-    found += [_connections(server.most, server.used, options), Finding("encoding", OK, server.encoding)]
+    found += [_connections(room_of(connection), options), Finding("encoding", OK, server.encoding)]
     found.append(Finding("wal_level", OK, f"{server.wal_level}: roir needs none in particular"))
     found.append(Finding("max_locks", OK, f"max_locks_per_transaction is {server.locks}"))
     free = f"the database has {size(server.bytes)}; SQL can't see how much is free"
@@ -136,10 +131,11 @@ def _guard(connection: Connection) -> Finding:
     return Finding("guard", WARNING, "DDL that no capture sees is only detected", "As a superuser: SELECT roir.guard()")
 
 
-def _connections(most: int, used: int, options: BuildOptions) -> Finding:
+def _connections(room: Room, options: BuildOptions) -> Finding:
     needed = OF_WORKER * options.parallelism + BESIDE_WORKERS
-    says = f"{used} of {most} are used, and a build takes up to {needed}"
-    if used + needed <= most:
+    workers = counted(options.parallelism, "worker")
+    says = f"{room.used} of {room.most} are used, and a build with {workers} takes up to {needed}"
+    if room.used + needed <= room.most:
         return Finding("max_connections", OK, says)
     return Finding("max_connections", WARNING, says, "Raise max_connections, or build with a smaller --parallelism")
 

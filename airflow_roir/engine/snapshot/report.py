@@ -18,12 +18,12 @@ from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.snapshot import details
 from airflow_roir.engine.snapshot.operation import OperationStatus, read
-from airflow_roir.engine.snapshot.parts import Error
+from airflow_roir.engine.snapshot.parts import Error, PhaseOf
 from airflow_roir.engine.snapshot.words import done, noun, state_of
 from airflow_roir.engine.verify.report import VerifyReport, report
 from airflow_roir.errors import NotFound
 from airflow_roir.one_line import one_line
-from airflow_roir.operation import BUILDS, Kind
+from airflow_roir.operation import BUILDS, Kind, Status
 from airflow_roir.options import LIVE
 from airflow_roir.quantity import counted, duration, lost, rate, size
 
@@ -53,7 +53,11 @@ def write(database: Database, index: str, operation_id: int | None = None, in_ht
         one = details.progress(database, index, operation_id)
     except NotFound:
         if operation_id is None:
-            raise
+            with database.transaction() as connection:
+                aborted = operations.aborted_build(connection, parse_name(index, "index"))
+            if aborted is None:
+                raise
+            return write(database, index, aborted.id, in_html)
         # Raises if there is no such index.
         operations.find_operation(database, index)
         raise NotFound(f"index {index} has no operation {operation_id}; {listed}") from None
@@ -141,7 +145,7 @@ def _tables(one: OperationStatus, compared: VerifyReport | None, later: Sequence
         (
             "Phases",
             ("Phase", "State", "Time of work"),
-            [(p.name, p.state, "" if p.seconds is None else duration(p.seconds)) for p in one.phases],
+            [(p.name, _state(one, p), "" if p.seconds is None else duration(p.seconds)) for p in one.phases],
         ),
         (
             "Pauses",
@@ -195,6 +199,13 @@ def _duplicates(one: OperationStatus) -> str:
     if not one.duplicate_keys:
         return "all were healed" if one.has_duplicates else "none found"
     return f"{counted(one.duplicate_keys, 'key')} of {counted(one.duplicate_rows, 'row')}"
+
+
+def _state(one: OperationStatus, phase: PhaseOf) -> str:
+    """The state of a phase; an operation that is over without an end has left it where it was."""
+    if one.status not in (Status.ABORTING, Status.ABORTED, Status.FAILED):
+        return phase.state
+    return {"now": "not finished", "ahead": "not begun"}.get(phase.state, phase.state)
 
 
 def _options(one: OperationStatus) -> list[tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_roir.actor import Way, way_of
+from airflow_roir.actor import RUN, Way, way_of
 from airflow_roir.definition import argument
 from airflow_roir.engine.control import remedies
 from airflow_roir.engine.snapshot.operation import ABANDONED, PAUSING, OperationStatus
@@ -78,7 +78,7 @@ def _running(one: OperationStatus, name: str) -> State:
         return State("undriven", word, f"{then[0].upper()}{then[1:]}; nothing is lost", then)
     if one.expected_at is not None:
         again = "at the next try, " if one.heartbeat_age is not None and not one.last_try else ""
-        first = f"goes on by itself {again}about {remedies.moment(one.expected_at)}"
+        first = f"goes on by itself {again}by about {remedies.moment(one.expected_at)}"
         note = f"{first[0].upper()}{first[1:]}; nothing is lost"
         text = f"{first}; no run has driven it for {duration(one.silent_seconds or 0)}"
         return State("undriven", "Not driven", note, text, f"or: roir resume {name}")
@@ -92,7 +92,8 @@ def _running(one: OperationStatus, name: str) -> State:
         note = f"{begins[0].upper()}{begins[1:]}; nothing is lost"
         return State("undriven", "Waiting", note, "running, but no run drives it yet", begins)
     text = f"running, but no run has driven it for {duration(one.silent_seconds or 0)}"
-    remedy = f"its task's next try will, or: roir resume {name}"
+    is_run = one.owner is not None and RUN.fullmatch(one.owner) is not None
+    remedy = f"its task's next try will, or: roir resume {name}" if is_run else f"continue it with: roir resume {name}"
     return State("undriven", "Not driven", "No run drives it; nothing is lost", text, remedy)
 
 

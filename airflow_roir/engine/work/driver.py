@@ -12,6 +12,7 @@ from airflow_roir.engine.control.slow_options import slow
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.sessions.kept_session import close_kept
+from airflow_roir.engine.sessions.room import Room, room_of
 from airflow_roir.engine.work import worker
 from airflow_roir.engine.work.phase_log import PhaseLog
 from airflow_roir.engine.work.phase_work import PhaseWork
@@ -47,6 +48,8 @@ class PhaseDriver:
         self._log = PhaseLog(database, run, phase, report)
         self._report = report
         self._shares_scan_with: set[str] = set()
+        self._room: Room  # as the phase begins
+        self._crowded: str | None = None
 
     def run(self) -> None:
         """Return when the phase, or a stage of it, is done. Raises OperationPaused, OperationFailed, Fenced.
@@ -57,7 +60,8 @@ class PhaseDriver:
         if row.phase != self._phase.name:
             return
         if self._work_left().undone:
-            self._log.begin(row.parallelism)
+            self._room = self._persist(self._read_room)
+            self._log.begin(min(row.parallelism, self._room.workers))
             if self._phase.name == Phase.BUILD:
                 # The other warnings come when the options are given.
                 for line in slow(row, 0, cores=self._pool.shared_cores):
@@ -117,11 +121,14 @@ class PhaseDriver:
             self._log.pieces()
             if row.status != Status.RUNNING or row.phase != self._phase.name:
                 break
-            self._log.workers(row.parallelism)
+            self._log.workers(min(row.parallelism, self._room.workers))
+            if (crowded := self._room.warning(row.parallelism)) and crowded != self._crowded:
+                self._crowded = crowded
+                self._log.say(crowded)
             left = self._work_left()
             self._tell_of_one_scan(left)
             # Under a hold no worker starts; those that have started wait.
-            wanted = 0 if row.granted == 0 else granted_workers(row)
+            wanted = 0 if row.granted == 0 else min(granted_workers(row), self._room.workers)
             missing = sorted(set(range(wanted)) - pool.busy)
             # A worker that is busy without a piece is starting: reserve one for it.
             for number in missing[: max(0, min(left.free, left.undone - len(pool.busy)))]:
@@ -137,6 +144,10 @@ class PhaseDriver:
             pool.look(self._log, lambda: self._persist(self._at_work))
             pool.wait(WATCH_EVERY_S)
         self._leave(None)
+
+    def _read_room(self) -> Room:
+        with self._database.transaction() as connection:
+            return room_of(connection)
 
     def _tell_of_one_scan(self, left: WorkLeft) -> None:
         """Report other operations that share the scan, which may leave workers of this one nothing to claim."""
