@@ -389,7 +389,7 @@ def test_an_empty_table_is_looked_at_in_each_phase(database: Database, dsn: str)
 
 def test_of_a_run_that_was_killed_a_moment_counts_as_work(database: Database, dsn: str) -> None:
     """Found: after a kill, 30 seconds in which nothing worked were in the time of work, and the rate was too low."""
-    _, run = steps.begin(database)
+    steps.begin(database)
     run_sql(dsn, "UPDATE roir.operation SET ticked_at = clock_timestamp() - interval '45 s'")
     before = look(database).total_execution_time
     run_sql(dsn, "SELECT roir.abort('ix')")
