@@ -15,7 +15,7 @@ from airflow_roir.quantity import duration
 
 # A run writes its heartbeat every few seconds; after this long without one it counts as dead.
 HEARTBEAT_FRESH_S = 30
-# The most that one tick adds to the clock, also in SQL: of a run that was killed, nobody knows when it ended.
+# The most that one tick adds to the clock, also in SQL: the moment of a kill is not known.
 LONGEST_TICK_S = 10
 NOTE_WAIT = "UPDATE roir.operation SET notice = %(line)s WHERE id = %(operation)s AND epoch = %(epoch)s"
 END_OF_WAIT = """
