@@ -150,6 +150,10 @@ bench-pause: $(STAMP)  ## How soon a pause takes effect; ARGS="--rows 500000 --p
 bench-partitions: $(STAMP)  ## Lookups over 1 to 1,000 partitions; ARGS="--rows 50000 --partitions 1 100" for less
 	$(BIN)/python -m benchmarks.partitions $(ARGS)
 
+.PHONY: bench-application
+bench-application: $(STAMP)  ## SQLAlchemy by a key over 0 to 2,000 partitions, with roir-client; ARGS="--rows 50000 --partitions 0 60"
+	PYTHONPATH=client $(BIN)/python -m benchmarks.application $(ARGS)
+
 .PHONY: bench-locks
 bench-locks: $(STAMP)  ## What the build's locks cost writers; ARGS="--rows 50000 --idle 5 --rebuilds 1" for less
 	$(BIN)/python -m benchmarks.locks $(ARGS)

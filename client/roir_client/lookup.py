@@ -15,12 +15,24 @@ FOUND = "found"
 
 @dataclass(frozen=True)
 class Found:
-    """The answer of `roir.look_up`. constants: SQL, for each column of the primary key, None if no row was found."""
+    """The answer of `roir.look_up`: the primary keys of the rows, as texts."""
 
     outcome: str
-    entries: int | None
-    constants: Sequence[str | None] | None
+    keys: Sequence[Sequence[str]] | None
     said: str | None
+
+    def constants(self, column: int) -> str:
+        """SQL for `IN` of the values that the rows have in a column of the primary key.
+
+        One list for each column: with a list of whole keys the planner takes five times as long for 100 rows in 95 of
+        600 partitions. No % is in it, which drivers take for a parameter.
+        """
+        values = sorted({row[column] for row in self.keys or ()})
+        return ", ".join(_quoted(value) for value in values) or "NULL"
+
+
+def _quoted(value: str) -> str:
+    return "E'" + value.replace("\\", "\\\\").replace("'", "''").replace("%", "\\045") + "'"
 
 
 def condition(kind: str, values: Sequence[str], accepts: str) -> str:
@@ -42,7 +54,7 @@ def statement(generation: int, view: int, source: int, conditions: Sequence[str]
     """The statement that looks up. named: SQL for the arguments named, columns, identity and most, in order."""
     name, columns, identity, most = named
     return (
-        "SELECT outcome, entries, constants, said FROM roir.look_up("
+        "SELECT outcome, keys, said FROM roir.look_up("
         f"{generation}, CAST({view} AS oid), CAST({source} AS oid), {name}, {columns}, "
         f"ARRAY[{', '.join(conditions)}], {identity}, {most})"
     )

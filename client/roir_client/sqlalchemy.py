@@ -174,7 +174,7 @@ class Indexes:
                 self.counts["values"] += 1
                 continue
             found = self._look_up(connection, target, asked)
-            log.debug("index %s: %s, %s rows", target.index, found.outcome, found.entries)
+            log.debug("index %s: %s, %d rows", target.index, found.outcome, len(found.keys or ()))
             if found.outcome == FOUND:
                 self.counts["rewritten"] += 1
                 from_ = shape.column_of(conditions[target.leaf]).table
@@ -283,8 +283,7 @@ def _lookup_statement(target: Target, sizes: Sequence[int], most: int) -> Any:
 
 def _restriction(from_: Any, index: Index, found: Found) -> list[Any]:
     """The conditions that the rows found meet, and perhaps others, which the statement's own condition leaves out."""
-    constants = found.constants or [None] * len(index.identity)
-    return [_is_in(_column(from_, name), some or "NULL") for name, some in zip(index.identity, constants, strict=True)]
+    return [_is_in(_column(from_, name), found.constants(n)) for n, name in enumerate(index.identity)]
 
 
 def _is_in(left: Any, constants: str) -> Any:
