@@ -7,6 +7,13 @@ from collections.abc import Mapping
 # A duration is shown in its greatest unit and the next one.
 _SPANS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
+# The causes of lost time that aren't signals, in words; as `NAMES` in page/static/throttle.js.
+CAUSES = {
+    "exhausted": "a lack of disk, memory or connections",
+    "cancelled": "statements that others cancelled",
+    "unreadable": "signals that couldn't be read",
+    "starting": "a start with few workers",
+}
 # An estimate isn't more exact than this.
 A_FEW_SECONDS = 5.0
 
@@ -81,9 +88,14 @@ def expected(low: float, high: float) -> str:
 
 
 def lost(seconds: Mapping[str, float]) -> str:
-    """Lost time, by cause: `lost 3 min 12 s to replica_lag, 40 s to commit_latency`; '' for none."""
+    """Lost time, by cause: `lost 3 min 12 s to replica_lag, 40 s to commit_latency`; '' for none.
+
+    seconds: by cause, as the control tables name it.
+    """
     most = sorted(((value, cause) for cause, value in seconds.items() if value > 0), reverse=True)
-    return "lost " + ", ".join(f"{duration(value)} to {cause}" for value, cause in most) if most else ""
+    return (
+        "lost " + ", ".join(f"{duration(value)} to {CAUSES.get(cause, cause)}" for value, cause in most) if most else ""
+    )
 
 
 def _coarse(seconds: float) -> float:

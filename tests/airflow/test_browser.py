@@ -255,7 +255,7 @@ def test_a_throttle_tells_why_and_its_limits_change_on_the_page(
     build.locator(".said", has_text="there is no signal nothing").wait_for()
     until("the store", lambda: "replicas=<img" in str(airflow.get_stored(DAG, run, "build").get("throttle")))
     change("")
-    throttle.get_by_text("none any more").wait_for()
+    throttle.get_by_text("none", exact=True).wait_for()
     until("the store", lambda: airflow.get_stored(DAG, run, "build").get("throttle") == "off")
     requests.change_options(shop.database, INDEX, actor="test", max_rows_per_second=0)
     build.locator(".chip", has_text="Completed").wait_for(timeout=4000 * PATIENCE_S)

@@ -719,6 +719,15 @@ def test_nothing_of_a_throttle_is_shown_where_there_is_none(airflow: Airflow, ta
     tab.get_by_role("button", name="Throttle", exact=True).wait_for(state="hidden")
 
 
+def test_lost_time_without_limits_names_its_cause_in_words(airflow: Airflow, tab: Any) -> None:
+    """Found: `Limits: none any more` where there had never been one."""
+    lost = [{"cause": "exhausted", "seconds": 13.0, "share": 0.2}]
+    airflow.progress["governor"] = THROTTLE | {"limits": "", "lost": lost, "signals": [], "grants": []}
+    panel = tab.get_by_role("region", name="Throttle")
+    panel.get_by_text("Limits: none", exact=True).wait_for()
+    assert panel.locator(".lost dt").all_inner_texts() == ["Lack of disk, memory or connections"]
+
+
 def test_the_throttle_tells_why_what_it_cost_and_how_each_signal_is(airflow: Airflow, tab: Any) -> None:
     airflow.progress["governor"] = THROTTLE
     airflow.progress["held_up"] = {"by": "throttled", "text": THROTTLE["throttled"]}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_roir.quantity import counted, duration, left, percent, rate, size
+from airflow_roir.engine.governor.control import STARTING, UNREADABLE
+from airflow_roir.engine.retry.trouble import Trouble
+from airflow_roir.quantity import CAUSES, counted, duration, left, lost, percent, rate, size
 
 
 @pytest.mark.parametrize(
@@ -58,3 +60,11 @@ def test_what_is_left_is_as_exact_as_an_estimate_and_never_nothing() -> None:
     assert left(300, 200, 400) == "3 min 20 s to 6 min 40 s left"
     assert left(20, 0, 40) == "up to 40 s left"
     assert left(7_000, 6_500, 7_500) == "about 1 h 56 min left" or left(7_000, 6_500, 7_500) == "about 2 h left"
+
+
+def test_lost_time_names_its_causes_in_words() -> None:
+    """Found: `lost 13 s to exhausted`."""
+    seconds = {"replica_lag": 192, "exhausted": 13, "lock_waits": 0.0}
+    assert lost(seconds) == "lost 3 min 12 s to replica_lag, 13 s to a lack of disk, memory or connections"
+    assert lost({}) == ""
+    assert {*CAUSES} == {UNREADABLE, STARTING, *(one.value for one in Trouble if one is not Trouble.LOST)}

@@ -21,8 +21,8 @@ const NAMES = {
   // Other causes of lost time.
   unreadable: "Signals that couldn’t be read",
   starting: "Beginning with few workers",
-  exhausted: "The server had run out of disk, memory or connections",
-  cancelled: "Others cancelled its statements",
+  exhausted: "Lack of disk, memory or connections",
+  cancelled: "Statements that others cancelled",
 };
 // Whose value it is.
 const WHOSE = { replica_lag: "replica ", replica_delay: "replica ", slot_wal: "slot ", slot_room: "slot ", shard_lag: "shard ", outbox: "shard " };
@@ -129,7 +129,7 @@ export class Throttle {
     const runs = p.status === "running";
     const since = t.since ? ` since ${zoned(t.since)}` : "";
     put(this.sum, !runs ? "" : t.throttled ? `${t.granted === 0 ? "on hold" : "paced"}${since}` : t.limits ? "all may work" : "");
-    put(this.limits, t.limits || "none any more");
+    put(this.limits, t.limits || "none");
     this.lostPart.hidden = t.lost.length === 0;
     keep(
       this.lost,
