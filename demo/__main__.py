@@ -30,7 +30,7 @@ from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.operation import OF_A_BUILD
 from demo.dataset import Dataset, Unique, analyze, flights, lineitem
 from demo.writer import Felt, Writer
-from servers.airflow import StandaloneAirflow, processes_of, wait_until
+from servers.airflow import AirflowError, StandaloneAirflow, processes_of, wait_until
 from servers.postgres import start_postgres
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +42,8 @@ FIRST_PARALLELISM, SECOND_PARALLELISM = 2, 4
 # So slow that a person can watch it and pause it; the small table would else be done before the page is loaded.
 BUILD_S = 26
 BASELINE_S = 10
-PATIENCE_S = 180
+# A busy machine needs ten times as long as a quiet one.
+PATIENCE_S = 900
 
 console = Console(highlight=False)
 
@@ -108,6 +109,11 @@ def main() -> int:
                 "Stop both:    make demo-stop",
             ):
                 console.print(line, markup=False, soft_wrap=True)
+    except AirflowError as error:
+        # The log goes with the servers.
+        console.print(f"{error}\nAirflow's log ends so:\n{airflow.log_tail()}", markup=False, soft_wrap=True)
+        console.print("make demo ARGS=--keep leaves the servers running, to look at them", markup=False)
+        return 1
     finally:
         if not options.keep:
             stop_what_is_left()

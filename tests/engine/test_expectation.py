@@ -104,6 +104,18 @@ def test_the_last_build_of_the_index_is_believed_first(database: Database, dsn: 
 
 
 @pytest.mark.sample(0)
+def test_a_build_with_very_many_workers_leaves_the_next_an_estimate(database: Database, dsn: str) -> None:
+    """Found: `1 min 10 s to 5 h 10 min`, `3 min to 1 d 2 h` after a build with 256 workers."""
+    for rows in SIZES[1:]:
+        table(dsn, rows)
+    build(database, 200_000, beside_s=9, seconds=41)
+    run_sql(dsn, "UPDATE roir.operation SET parallelism = 256")
+    for found in (expected(database, 200_000), expected(database, 20_000)):
+        assert "build" in found.work.by
+        assert found.work.high < 50 * found.work.low
+
+
+@pytest.mark.sample(0)
 def test_builds_of_other_tables_tell_what_a_row_takes(database: Database, dsn: str) -> None:
     for rows in SIZES:
         table(dsn, rows)

@@ -61,6 +61,8 @@ SLOWEST, FASTEST = 4.0, 0.7
 BESIDE = 1.6
 # More workers help only if they have cores; the server doesn't say how many it has.
 SURE_WORKERS = 2
+# Of a build with more workers, most waited for each other: it tells no more of the work than one with so many.
+MOST_TELLING_WORKERS = 8
 
 # Until the first row, and after the last one: the JVM, its session, the Python workers (`make bench-start`).
 START_S = (4.0, 15.0)
@@ -149,8 +151,12 @@ def _as_before(earlier: Sequence[Row[Any]], rows: int, parallelism: int) -> Span
 def _scaled(one: Row[Any], growth: float, parallelism: int) -> tuple[float, float]:
     """The bounds of an earlier build's work, scaled: more workers may help or not, fewer may hurt or not."""
     seconds = one.prepare + (one.worked - one.prepare) * growth
-    fewer = one.parallelism / parallelism
+    fewer = _telling(one.parallelism) / _telling(parallelism)
     return seconds * min(1.0, fewer), seconds * max(1.0, fewer)
+
+
+def _telling(parallelism: int) -> int:
+    return min(parallelism, MOST_TELLING_WORKERS)
 
 
 def _as_others(earlier: Sequence[Row[Any]], source: Source, plan: Plan, options: BuildOptions) -> Span | None:
@@ -158,7 +164,7 @@ def _as_others(earlier: Sequence[Row[Any]], source: Source, plan: Plan, options:
     telling = [one for one in earlier if one.rows >= TELLING_ROWS]
     if not telling:
         return None
-    row = statistics.median((one.worked - one.prepare) * one.parallelism / one.rows for one in telling)
+    row = statistics.median((one.worked - one.prepare) * _telling(one.parallelism) / one.rows for one in telling)
     low, high = _of_rows(source, plan, options, row * plan.rows)
     return Span(0.5 * low, 2 * high, f"{counted(len(telling), 'build')} of other indexes")
 
@@ -205,7 +211,7 @@ def _advice(work: Span, start: Span, source: Source, options: BuildOptions) -> s
         return None
     # With so little work a second worker saves less time than its own process takes.
     ways = ["one worker does (--parallelism 1)"] if options.parallelism > 1 and work.high <= start.low else []
-    ways.append("threads of the command begin at once (--without-spark)")
+    ways.append("roir build --without-spark begins at once")
     # Not for an index over shards, whose source is a table in a schema of roir's.
     if not source.partitioned and source.name.schema != DATA_SCHEMA:
         ways.append("an index by CREATE INDEX CONCURRENTLY needs no Spark")
