@@ -112,7 +112,7 @@ def main() -> int:
     except AirflowError as error:
         # The log goes with the servers.
         console.print(f"{error}\nAirflow's log ends so:\n{airflow.log_tail()}", markup=False, soft_wrap=True)
-        console.print("make demo ARGS=--keep leaves the servers running, to look at them", markup=False)
+        console.print("make demo KEEP=1 leaves the servers running, to look at them", markup=False)
         return 1
     finally:
         if not options.keep:
