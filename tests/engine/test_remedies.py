@@ -1,7 +1,7 @@
 """Each remedy of a warning is carried out as it is written, and helps: the warning is gone, and the index is exact.
 
 A remedy is taken from the message itself: roir's commands and SQL, in their order, until no warning is left. If the
-message asks for something in words alone (`Rename the column back`), the case has its own statement for that.
+message asks for something in words alone (`rename it back`), the case has its own statement for that.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ SLOWEST, FASTEST = 4.0, 0.7
 BESIDE = 1.6
 # More workers help only if they have cores; the server doesn't say how many it has.
 SURE_WORKERS = 2
-# Of a build with more workers, most waited for each other: it tells no more of the work than one with so many.
+# More workers than this mostly wait for each other: a build with more counts as one with this many.
 MOST_TELLING_WORKERS = 8
 
 # Until the first row, and after the last one: the JVM, its session, the Python workers (`make bench-start`).

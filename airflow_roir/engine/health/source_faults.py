@@ -24,7 +24,8 @@ def of_columns(connection: Connection, index: str, source: Source, generation_id
         if now is None:
             found.append(
                 f"index {index}: {source.sql} has no column {quote(column.source)} any more, so writes to it fail. "
-                f"Rename the column back. Or: {remedy}"
+                "If it was renamed, rename it back. If it was dropped, drop the index, too: "
+                f"roir drop {argument(index)}"
             )
         elif then is not None and (now.type, now.collation) != (then.type, then.collation):
             found.append(
