@@ -113,8 +113,8 @@ def client(
         begun = until = 0.0
         with engine.connect() as connection:
             while count < 3 or time.perf_counter() < until:
-                send(connection, chance.randint(1, rows))
-                connection.commit()
+                with connection.begin():
+                    send(connection, chance.randint(1, rows))
                 count += 1
                 if count == 2:
                     begun = time.perf_counter()
@@ -127,8 +127,9 @@ def locks(dsn: str, driver: str, with_client: bool, statement: str) -> int:
     with using(dsn, driver, with_client) as (engine, _), engine.connect() as connection:
         connection.execute(select(others))
         connection.rollback()
-        STATEMENTS[statement](connection, 7)
-        return int(connection.execute(LOCKED).scalar_one())
+        with connection.begin():
+            STATEMENTS[statement](connection, 7)
+            return int(connection.execute(LOCKED).scalar_one())
 
 
 def per_second(dsn: str, options: argparse.Namespace, with_client: bool, statement: str) -> float:

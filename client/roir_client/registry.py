@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 # The types that a key column may be compared with, so that the B-tree serves the comparison: those of its operator
 # family, its own type, and these by the type of the operator class; the server casts a constant of them.
@@ -75,7 +76,7 @@ SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
            'source', f.source::bigint, 'table_schema', sn.nspname, 'table_name', s.relname,
            'visible', pg_catalog.pg_table_is_visible(f.source),
            'key', (SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
-                              'name', k.name, 'accepts', k.accepts::text, 'alike', k.alike) ORDER BY k.position)
+                              'name', k.name, 'accepts', k.accepts, 'alike', k.alike) ORDER BY k.position)
                      FROM key k WHERE k.view = f.view),
            'unique', (SELECT i.indnkeyatts FROM pg_catalog.pg_index i WHERE i.indexrelid = f.tree AND i.indisunique),
            'identity', (SELECT pg_catalog.json_agg(a.attname ORDER BY k.position)
@@ -100,10 +101,10 @@ SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A column of an index's B-tree. accepts: JSON, the casts to the types that it can be compared with, by oid."""
+    """A column of an index's B-tree. accepts: the types that it can be compared with: oids, and casts to them."""
 
     name: str
-    accepts: str
+    accepts: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,8 @@ def _index(row: Mapping[str, object]) -> Index | None:
         # A leading column whose values compare otherwise in the index ends the part that can be used.
         if not column["alike"]:
             break
-        key.append(KeyColumn(str(column["name"]), str(column["accepts"])))
+        accepts: Any = column["accepts"]
+        key.append(KeyColumn(str(column["name"]), tuple((int(oid), str(how)) for oid, how in accepts.items())))
     identity = _names(row["identity"])
     if not key or not identity or not row["prunes"]:
         return None

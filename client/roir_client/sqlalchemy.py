@@ -30,9 +30,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Boolean, Delete, Engine, Integer, Text, Update, bindparam, event, text
+from sqlalchemy import BindParameter, Boolean, Delete, Engine, Update, bindparam, event, text
 from sqlalchemy import column as new_column
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression
@@ -40,7 +39,7 @@ from sqlalchemy.sql.selectable import Select
 from sqlalchemy.types import UserDefinedType
 
 from roir_client import lookup, registry, shape
-from roir_client.lookup import EQUAL, FOUND, ONE_OF, Found
+from roir_client.lookup import EQUAL, FOUND, Found
 from roir_client.registry import Index, Registry
 from roir_client.shape import Target
 
@@ -260,24 +259,14 @@ def _asked(
 
 
 def _lookup_statement(target: Target, sizes: Sequence[int], most: int) -> Any:
-    index = target.index
-    conditions, binds = [], []
-    for i, (pin, size) in enumerate(zip(target.pins, sizes, strict=True)):
-        names = [f"v{i}_{j}" for j in range(size)]
-        conditions.append(lookup.condition(pin.kind, [f":{name}" for name in names], f":a{i}"))
-        if pin.kind in (EQUAL, ONE_OF):
-            binds += [bindparam(name, type_=pin.type) for name in names]
-            binds.append(bindparam(f"a{i}", pin.column.accepts, Text))
-    schema, table = target.named
-    named = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table) if part is not None)
-    constants: dict[str, tuple[Any, Any]] = {
-        "named": (named, Text()),
-        "columns": ([pin.column.name for pin in target.pins], ARRAY(Text)),
-        "identity": (list(index.identity), ARRAY(Text)),
-        "most": (most, Integer()),
-    }
-    binds += [bindparam(name, value, type_) for name, (value, type_) in constants.items()]
-    sql = lookup.statement(index.generation, index.view, index.source, conditions, [f":{name}" for name in constants])
+    names = [[f"v{i}_{j}" for j in range(size)] for i, size in enumerate(sizes)]
+    conditions = [
+        lookup.condition(pin.kind, [f":{name}" for name in some], pin.column.accepts)
+        for pin, some in zip(target.pins, names, strict=True)
+    ]
+    named = [part for part in target.named if part is not None]
+    sql = lookup.statement(target.index, named, [pin.column.name for pin in target.pins], conditions, most)
+    binds = [bindparam(name, type_=pin.type) for pin, some in zip(target.pins, names, strict=True) for name in some]
     return text(sql).bindparams(*binds)
 
 
