@@ -252,7 +252,7 @@ def test_a_throttle_tells_why_and_its_limits_change_on_the_page(
     build.locator(".held", has_text="<img/src").wait_for()
     draw("unreadable")
     change("nothing=1")
-    build.locator(".said", has_text="there is no signal nothing").wait_for()
+    build.get_by_role("alertdialog").get_by_text("there is no signal nothing").wait_for()
     until("the store", lambda: "replicas=<img" in str(airflow.get_stored(DAG, run, "build").get("throttle")))
     change("")
     throttle.get_by_text("none", exact=True).wait_for()

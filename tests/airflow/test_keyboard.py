@@ -346,6 +346,57 @@ def test_a_question_keeps_the_focus_and_gives_it_back(
     assert airflow.sent == []
 
 
+REFUSED = "throttle: there is no signal replica_lagg"
+REFUSABLE = [("Pause", "pause", "Pause", "reason"), ("Abort", "abort", "Abort", "reason")]
+REFUSABLE += [("Change limits", "throttle", "Set limits", "throttle")]
+
+
+@pytest.mark.parametrize(("button", "verb", "sure", "field"), REFUSABLE)
+def test_a_question_whose_value_is_refused_stays_with_the_value(
+    airflow: Airflow, tab: Any, button: str, verb: str, sure: str, field: str
+) -> None:
+    """Found: a signal's name with one letter too many closed the question, and all limits had to be typed again."""
+    show(airflow, tab, STATES["running"], True)
+    airflow.refuses = {verb: (422, REFUSED)}
+    asks = tab.get_by_role("button", name=button, exact=True)
+    asks.click()
+    hear(tab)
+    question = tab.get_by_role("alertdialog")
+    typed = question.get_by_role("textbox")
+    typed.fill("replica_lagg=1GB")
+    for _ in range(2):
+        tab.keyboard.press("Enter")
+        question.get_by_role("alert").get_by_text(REFUSED).wait_for()
+        playwright.expect(typed).to_be_focused()
+        playwright.expect(typed).to_have_attribute("aria-invalid", "true")
+        assert (typed.input_value(), violations(tab)) == ("replica_lagg=1GB", "")
+        tab.get_by_role("button", name="Cancel").focus()
+        typed.focus()
+    assert set(heard(tab)) == {REFUSED}
+    assert [(path, body[field]) for path, body in airflow.sent] == [(f"/roir/api/run/{verb}", "replica_lagg=1GB")] * 2
+    airflow.refuses = {}
+    typed.fill("replica_lag=1GB")
+    question.get_by_role("button", name=sure, exact=True).click()
+    question.wait_for(state="detached")
+    playwright.expect(asks).to_be_focused()
+
+
+def test_who_closes_a_question_before_its_answer_hears_of_a_refusal(airflow: Airflow, tab: Any) -> None:
+    show(airflow, tab, STATES["running"], True)
+    airflow.refuses = {"pause": (409, REFUSED)}
+    held: list[Any] = []
+    tab.route("**/api/run/pause?*", lambda route: held.append(route))
+    tab.get_by_role("button", name="Pause", exact=True).click()
+    playwright.expect(tab.get_by_label("Why")).to_be_focused()
+    with tab.expect_request("**/api/run/pause?*"):
+        tab.keyboard.press("Enter")
+    tab.keyboard.press("Escape")
+    tab.get_by_role("alertdialog").wait_for(state="detached")
+    [route] = held
+    route.fallback()
+    tab.locator(".said", has_text=REFUSED).wait_for()
+
+
 def test_the_focus_goes_to_what_can_be_done_next(airflow: Airflow, tab: Any) -> None:
     """Found: after a pause, and after each look that hid the focused button, the focus was at the top of the page."""
     show(airflow, tab, STATES["running"], True)

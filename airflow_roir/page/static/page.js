@@ -364,43 +364,76 @@ export function say(text) {
 let questions = 0;
 
 /** Keep the focus within a question: from its last part Tab goes to the first. */
-function turn(event, form) {
-  const parts = [...form.querySelectorAll("input, button")];
+function turn(event, node) {
+  const parts = [...node.querySelectorAll("input, button")];
   const edge = event.shiftKey ? parts[0] : parts.at(-1);
   if (document.activeElement !== edge) return;
   event.preventDefault();
   (event.shiftKey ? parts.at(-1) : parts[0]).focus();
 }
 
-/** A question within the page: the frame has no dialogs. Returns the node; `yes(value)` gets the text of its field. */
-export function question({ title, text, field, value = "", yes, verb, danger = false, close }) {
+/**
+ * A question within the page: the frame has no dialogs. Returns the node; `yes(value)` gets the text of its field.
+ *
+ * With a field the question stays until `yes` is done. If that gives a text, the value is refused: the text is shown
+ * beside the value, which the user can correct. late: called with the text if the user has closed the question meanwhile.
+ */
+export function question({ title, text, field, value = "", yes, verb, danger = false, close, late = () => {} }) {
   // Several may be open at a time.
   const id = `question-${(questions += 1)}`;
-  const input = field ? el("input", { type: "text", maxlength: 500, id: `${id}-field`, autocomplete: "off", value }) : null;
+  const wrong = field ? el("p", { class: "wrong", role: "alert", id: `${id}-wrong` }) : null;
+  const input = field ? el("input", { type: "text", maxlength: 500, id: `${id}-field`, "aria-describedby": `${id}-wrong`, autocomplete: "off", value }) : null;
   const sure = el("button", { type: "submit", class: danger ? "danger" : "main", text: verb });
-  const form = el(
-    "form",
+  const submit = (event) => {
+    event.preventDefault();
+    if (input) answer();
+    else {
+      close();
+      yes("");
+    }
+  };
+  // A form itself may not be a dialog.
+  const node = el(
+    "div",
     {
       class: `question${danger ? " of-danger" : ""}`,
       role: "alertdialog",
       "aria-labelledby": `${id}-title`,
       "aria-describedby": `${id}-text`,
-      onsubmit: (event) => {
-        event.preventDefault();
-        close();
-        yes(input ? input.value.trim() : "");
-      },
       onkeydown: (event) => {
         if (event.key === "Escape") close();
-        if (event.key === "Tab") turn(event, form);
+        if (event.key === "Tab") turn(event, node);
       },
     },
     el("h2", { id: `${id}-title`, text: title }),
     el("p", { id: `${id}-text`, text }),
-    input && el("label", { for: `${id}-field`, text: field }),
-    input,
-    el("div", { class: "row" }, sure, el("button", { type: "button", text: "Cancel", onclick: close })),
+    el(
+      "form",
+      { onsubmit: submit },
+      input && el("label", { for: `${id}-field`, text: field }),
+      input,
+      wrong,
+      el("div", { class: "row" }, sure, el("button", { type: "button", text: "Cancel", onclick: close })),
+    ),
   );
-  requestAnimationFrame(() => (input ?? form.querySelector("button[type=button]")).focus());
-  return form;
+
+  async function answer() {
+    if (sure.hasAttribute("aria-disabled")) return;
+    off(sure, true);
+    // The same text is announced again.
+    put(wrong, "");
+    mark(input, "aria-invalid", null);
+    const refusal = await yes(input.value.trim());
+    off(sure, false);
+    if (!node.isConnected) {
+      if (refusal) late(refusal);
+    } else if (refusal) {
+      put(wrong, refusal);
+      mark(input, "aria-invalid", "true");
+      input.focus();
+    } else close();
+  }
+
+  requestAnimationFrame(() => (input ?? node.querySelector("button[type=button]")).focus());
+  return node;
 }

@@ -441,7 +441,7 @@ class Build {
       // What was asked for may not be possible any more.
       [back, ...this.nextFocus()].find((one) => one?.checkVisibility()).focus();
     };
-    this.asks.replaceChildren(question({ ...what, close }));
+    this.asks.replaceChildren(question({ ...what, close, late: (text) => this.tell(text, true) }));
   }
 
   askPause() {
@@ -450,7 +450,7 @@ class Build {
       text: "The workers finish their open batches, and all committed work stays. Writes to the table are still captured.",
       field: "Why, for others to read (optional)",
       verb: "Pause",
-      yes: (reason) => this.change("pause", { reason }),
+      yes: (reason) => this.attempt("pause", { reason }),
     });
   }
 
@@ -466,7 +466,7 @@ class Build {
       field: "Limits",
       value: now,
       verb: "Set limits",
-      yes: (throttle) => this.change("throttle", { throttle }),
+      yes: (throttle) => this.attempt("throttle", { throttle }),
     });
   }
 
@@ -479,7 +479,9 @@ class Build {
       verb: "Abort",
       danger: true,
       yes: async (reason) => {
-        if ((await this.change("abort", { reason })) && this.content.may_clean_up) await this.cleanUp();
+        const refusal = await this.attempt("abort", { reason });
+        if (!refusal && this.content.may_clean_up) this.cleanUp();
+        return refusal;
       },
     });
   }
@@ -509,6 +511,12 @@ class Build {
   }
 
   async change(verb, more = {}) {
+    const refusal = await this.attempt(verb, more);
+    if (refusal) this.tell(refusal, true);
+  }
+
+  /** Have the operation changed, and say so; why it was refused, or "". */
+  async attempt(verb, more = {}) {
     const { connection, operation } = this.content.chosen;
     this.busy = true;
     this.showControls(this.content);
@@ -523,10 +531,9 @@ class Build {
       if (more.parallelism) this.content.progress.workers.wanted = more.parallelism;
       // The badge says a pause.
       this.tell(said, false);
-      return true;
+      return "";
     } catch (refusal) {
-      this.tell(refusal.message, true);
-      return false;
+      return refusal.message;
     } finally {
       this.busy = false;
       this.showControls(this.content);
