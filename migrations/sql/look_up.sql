@@ -87,7 +87,12 @@ BEGIN
         outcome := 'many';
         keys := NULL;
     END IF;
-EXCEPTION WHEN OTHERS THEN
+    -- Ends the block as a failure, which releases its locks: a publish locks first the source, then the view. If the
+    -- caller kept a lock of the view, and then wrote to the source, both would wait for each other.
+    RAISE SQLSTATE 'RO001';
+EXCEPTION WHEN SQLSTATE 'RO001' THEN
+    NULL;
+WHEN OTHERS THEN
     GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, said = MESSAGE_TEXT, state = RETURNED_SQLSTATE;
     -- The view refuses a snapshot that is older than the index. Any other such error is the caller's own.
     IF state OPERATOR(pg_catalog.=) '40001' AND NOT pg_catalog.starts_with(detail, 'roir generation') THEN
