@@ -68,7 +68,7 @@ def test_a_verification_whose_result_is_not_known_is_not_called_exact(
 ) -> None:
     steps.make_index(Database(dsn))
     monkeypatch.setattr(execute, "report_of", fail)
-    assert "verify" in run_to_its_end(dsn, "verify", "ix", code=1)
+    assert "verification" in run_to_its_end(dsn, "verify", "ix", code=1)
 
 
 def test_a_pause_and_a_change_and_an_init_are_done(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ BEGIN
     EXECUTE pg_catalog.format('GRANT %I TO %I', had.name, 'roir');
     RETURN;
   END IF;
-  -- A superuser has run roir init. Its members are as mighty, so the role becomes the owner instead.
+  -- A superuser has run roir init. Its members can become superuser, so the role becomes the owner instead.
   IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relkind IN ('r', 'p')
               AND c.relnamespace OPERATOR(pg_catalog.=) pg_catalog.to_regnamespace('roir_data')) THEN
     RAISE EXCEPTION USING

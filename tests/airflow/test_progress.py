@@ -12,6 +12,7 @@ from airflow_roir.task.progress import EVERY_S, Progress, progress_line
 STATUS: Any = SimpleNamespace(
     status="running",
     phase="build",
+    phase_shown="build",
     percent_complete=43.4,
     rows=120_000,
     rows_estimate=300_000,

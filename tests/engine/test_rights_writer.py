@@ -322,6 +322,7 @@ def test_what_runs_with_our_rights_is_known(scene: Scene) -> None:
     )
     assert {row[0]: row[1:] for row in rows} == {
         "roir.published": (False, True, True),
+        "roir.is_doubtful": (False, True, True),
         "roir.is_in_mode": (False, True, True),
         "roir.fresh": (False, True, True),
         "roir.apart": (False, True, True),
