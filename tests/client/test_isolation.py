@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, delete, event, insert, select, text, update
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from roir_client.sqlalchemy import use_indexes
 from tests.client.shop import Heard, engine_of, orders
@@ -110,6 +110,24 @@ def test_serializable_transactions_that_both_find_nothing_do_not_both_insert(sho
         with pytest.raises(OperationalError, match="could not serialize"):
             two.execute(insert(orders).values(id=1002, created=date(2002, 1, 1), customer=999))
     assert indexes.counts == ({"rewritten": 2} if roir else {})
+    engine.dispose()
+
+
+def test_statements_of_their_own_and_savepoints(shop_dsn: str) -> None:
+    engine = engine_of(shop_dsn, "psycopg")
+    indexes = use_indexes(engine, least_partitions=1)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        assert len(connection.execute(FOUND).all()) == 4
+        assert connection.execute(CHANGED).rowcount == 4
+    with engine.begin() as connection:
+        with connection.begin_nested() as savepoint:
+            assert connection.execute(DELETED).rowcount == 4
+            savepoint.rollback()
+        with pytest.raises(DBAPIError), connection.begin_nested():
+            connection.execute(text("SELECT 1 / 0"))
+        assert connection.execute(DELETED).rowcount == 4
+        assert connection.execute(FOUND).all() == []
+    assert indexes.counts == {"rewritten": 5}
     engine.dispose()
 
 

@@ -134,6 +134,7 @@ def test_an_index_with_differences_is_not_used_until_they_are_repaired(engine: E
         ("extra_float_digits = 0", "settings"),
         ("intervalstyle = 'iso_8601'", "settings"),
         ("datestyle = 'ISO, DMY'", "rewritten"),
+        ("transaction_read_only = on", "rewritten"),
         ("standard_conforming_strings = off", "rewritten"),
         ("quote_all_identifiers = on", "rewritten"),
         ("search_path = ''", "rewritten"),
