@@ -1,4 +1,7 @@
-"""A run: one process tree that drives an operation (an Airflow try, a CLI). Starting one fences every older worker."""
+"""A run: one process tree that drives an operation (an Airflow try, a CLI). Starting one fences every older worker.
+
+The file is long because a run's start, clock, errors and end are one protocol: each refers to the others.
+"""
 
 from __future__ import annotations
 

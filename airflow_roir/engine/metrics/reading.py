@@ -1,7 +1,7 @@
 """Reads all metrics of a database in one cheap look: every index, with its newest operation of each kind.
 
 One short transaction that changes nothing. It waits for no lock: a part that another session locks, or that our role
-may not read, is missing, and `roir_problem` says which.
+may not read, is missing, and `roir_problem` says which. The file is long because all metrics are read in one look.
 """
 
 from __future__ import annotations
