@@ -83,6 +83,12 @@ class Workers(Body):
     parallelism: int = Field(ge=1, le=MAX_PARALLELISM)
 
 
+class Rate(Body):
+    """A rate limit of all workers together, in rows per second; 0 is none."""
+
+    max_rows_per_second: int = Field(ge=0, lt=2**63)
+
+
 class Limits(Body):
     """All limits of the throttle, as text; empty is none."""
 
@@ -320,6 +326,10 @@ def _changes(app: FastAPI) -> None:
     @app.post("/api/run/workers", dependencies=may_edit)
     async def workers(user: access.User, dag_id: Text250, run_id: Text250, body: Workers) -> dict[str, str]:
         return await change(user, dag_id, run_id, body, lambda one: one.set_workers(body.parallelism))
+
+    @app.post("/api/run/rate", dependencies=may_edit)
+    async def rate(user: access.User, dag_id: Text250, run_id: Text250, body: Rate) -> dict[str, str]:
+        return await change(user, dag_id, run_id, body, lambda one: one.set_rate(body.max_rows_per_second))
 
     @app.post("/api/run/throttle", dependencies=may_edit)
     async def throttle(user: access.User, dag_id: Text250, run_id: Text250, body: Limits) -> dict[str, str]:

@@ -16,7 +16,7 @@ from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION
 from airflow_roir.page.targets import Found, Run, find
-from airflow_roir.quantity import counted
+from airflow_roir.quantity import counted, rate
 from airflow_roir.signals import throttle_text
 from airflow_roir.task.dag_switch import actor_of_switch
 
@@ -88,6 +88,18 @@ class Change:
             self.database, self._index(), actor=self.actor, operation=self.operation, parallelism=number
         )
         return f"{counted(number, 'worker')} from now on"
+
+    def set_rate(self, rows_per_second: int) -> str:
+        """Sets the rate limit of all workers together, live; 0 is none. Raises as `pause`, InvalidInput."""
+        row = requests.change_options(
+            self.database,
+            self._index(),
+            actor=self.actor,
+            operation=self.operation,
+            max_rows_per_second=rows_per_second,
+        )
+        limit = row.max_rows_per_second
+        return f"At most {rate(limit)} from now on" if limit else "No rate limit from now on"
 
     def set_limits(self, throttle: str) -> str:
         """Sets the limits of signals, live: these and no others. Raises as `pause`, InvalidInput."""

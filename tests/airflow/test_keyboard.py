@@ -50,7 +50,7 @@ def folds(*names: str) -> list[Stop]:
 
 
 LINKS = of("link", "Run", "All indexes")
-STEPPER = buttons("One worker fewer", "One worker more")
+STEPPER = buttons("One worker fewer", "One worker more", "Rate limit")
 FULL: dict[str, Any] = {
     "percent_complete": 45.2,
     "seconds_left": 12.0,
@@ -307,6 +307,7 @@ QUESTIONS = [
     ("running", "Pause", "Pause this operation?"),
     ("running", "Change limits", "Limits of signals"),
     ("running", "Abort", "Abort this build?"),
+    ("running", "Rate limit", "Rate limit"),
     ("several", "Throttle", "Limits of signals"),
     ("failed", "Trigger again", "Trigger rebuild_index again?"),
     ("indexes", "Clean up", "Clean up this database?"),

@@ -34,7 +34,11 @@ from tests.test_cli_doctor import everything
 
 DAG = "rebuild_index"
 INDEX = "public.item_by_price"
-MORE: dict[str, dict[str, Any]] = {"workers": {"parallelism": 3}, "throttle": {"throttle": "lock_waits=50"}}
+MORE: dict[str, dict[str, Any]] = {
+    "workers": {"parallelism": 3},
+    "throttle": {"throttle": "lock_waits=50"},
+    "rate": {"max_rows_per_second": 6000},
+}
 FROM_PAGE = {"X-Roir": "1", "Sec-Fetch-Site": "same-origin"}
 ROUTES = [route for route in create_app().routes if isinstance(route, APIRoute)]
 CASES = [(method, route.path) for route in ROUTES for method in sorted(route.methods)]
@@ -81,7 +85,7 @@ def test_every_route_but_the_files_asks_for_a_right_on_a_dag() -> None:
             assert "from_our_page" in asked, route.path
     apis = {"/api/run", "/api/run/duplicates", "/api/indexes", "/api/set-up"}
     assert {*READS} == {"/run", "/indexes", "/static/{name}", *apis}
-    assert {*CHANGES} == {f"/api/run/{verb}" for verb in ("pause", "resume", "abort", "workers", "throttle")}
+    assert {*CHANGES} == {f"/api/run/{verb}" for verb in ("pause", "resume", "abort", "workers", "rate", "throttle")}
 
 
 class Page:
@@ -177,6 +181,11 @@ def test_each_user_reads_and_changes_what_airflow_allows(
     assert (row().status, row().parallelism) == ("running", 2)
 
     assert page.change("user", "workers", run, named | {"parallelism": 5}).status_code == 200
+    for rows, text in ((6000, "At most 6,000 rows/s from now on"), (0, "No rate limit from now on")):
+        assert page.change("user", "rate", run, named | {"max_rows_per_second": rows}).json() == {"said": text}
+        assert row().max_rows_per_second == (rows or None)
+    by = shop.run("SELECT DISTINCT actor FROM roir.event WHERE action = 'change max_rows_per_second'")
+    assert by == [("airflow user user",)]
     said = page.change("user", "throttle", run, named | {"throttle": "lock_waits=50 commit_latency=2s"}).json()["said"]
     assert said == "Limits from now on: commit_latency=2s lock_waits=50"
     said = page.change("user", "throttle", run, named | {"throttle": "lock_waits=40"}).json()["said"]
@@ -661,6 +670,9 @@ def test_bad_input_is_refused_with_a_reason(page: Page, shop: Any, build: tuple[
     for parallelism in (0, -1, 257, 10**30, 2.5, True, None, "4"):
         answer = page.change("admin", "workers", run, named | {"parallelism": parallelism})
         assert answer.status_code == 422, parallelism
+    for rows in (-1, 1_000_000_001, 2**63, 2.5, True, None, "4"):
+        answer = page.change("admin", "rate", run, named | {"max_rows_per_second": rows})
+        assert answer.status_code == 422, rows
     for throttle in ("nothing=1", "replica_lag", "x" * 501, "lock_waits=1\x00", None, 4):
         answer = page.change("admin", "throttle", run, named | {"throttle": throttle})
         assert answer.status_code == 422, throttle

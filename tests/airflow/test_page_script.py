@@ -719,6 +719,28 @@ def test_nothing_of_a_throttle_is_shown_where_there_is_none(airflow: Airflow, ta
     tab.get_by_role("button", name="Throttle", exact=True).wait_for(state="hidden")
 
 
+def test_the_rate_limit_is_changed_where_the_workers_are(airflow: Airflow, tab: Any) -> None:
+    """Found: `Held up: the limit of 6,000 rows/s`, and no way to change that on the page."""
+    airflow.progress["max_rows_per_second"] = 6000
+    tab.locator(".tile", has_text="limit 6,000 rows/s").wait_for()
+    button = tab.get_by_role("button", name="Rate limit", exact=True)
+    wanted: list[Any] = []
+    for text, rows in (("12,000", 12_000), ("", 0)):
+        button.click()
+        field = tab.get_by_label("Rows per second", exact=True)
+        assert field.input_value() == "6000"
+        field.fill("many")
+        field.press("Enter")
+        tab.get_by_role("alert").get_by_text("The limit must be a whole number of rows per second.").wait_for()
+        field.fill(text)
+        field.press("Enter")
+        field.wait_for(state="detached")
+        wanted.append(("/roir/api/run/rate", {"connection": "c", "operation": 7, "max_rows_per_second": rows}))
+    assert airflow.sent == wanted
+    airflow.more["may_change"] = False
+    button.wait_for(state="hidden")
+
+
 def test_lost_time_without_limits_names_its_cause_in_words(airflow: Airflow, tab: Any) -> None:
     """Found: `Limits: none any more` where there had never been one."""
     lost = [{"cause": "exhausted", "seconds": 13.0, "share": 0.2}]

@@ -106,7 +106,7 @@ class Walk:
         ]
 
 
-STEPPER = ["One worker fewer", "One worker more"]
+STEPPER = ["One worker fewer", "One worker more", "Rate limit"]
 VALUES, LINKS = "Values of this run", ["Run", "All indexes"]
 HISTORY = "History"
 # The stops of a viewer; the buttons of an operator, in the order of Tab.

@@ -124,6 +124,7 @@ class Build {
     this.more = el("button", { type: "button", "aria-label": "One worker more", text: "+", onclick: () => this.step(1) });
     this.number = el("output", { "aria-label": "Workers wanted" });
     this.stepper = el("div", { class: "stepper", role: "group", "aria-label": "Number of workers" }, this.fewer, this.number, this.more);
+    this.rateButton = el("button", { type: "button", text: "Rate limit", onclick: () => this.askRate() });
     this.limitButton = el("button", { type: "button", text: "Throttle", onclick: () => this.askLimits() });
     this.workers = el("tbody");
     this.noWorkers = el("p", { class: "faint", text: "No worker is active." });
@@ -177,7 +178,7 @@ class Build {
           (this.workerPanel = el(
             "section",
             { class: "panel" },
-            el("header", {}, el("h2", { text: "Workers" }), this.stepper),
+            el("header", {}, el("h2", { text: "Workers" }), el("div", { class: "controls" }, this.stepper, this.rateButton)),
             (this.table = el(
               "table",
               { class: "of-workers" },
@@ -364,11 +365,11 @@ class Build {
     const bySwitchStill = Boolean(bySwitch && run.switch_off);
     off(this.resumeButton, this.busy || bySwitchStill, bySwitchStill ? `Turn the switch of ${run.dag_id} on first` : null);
     this.abortButton.hidden = !can || ["completed", "aborting", "aborted"].includes(p.status);
-    for (const button of [this.pauseButton, this.continueButton, this.abortButton, this.cleanUpButton, this.limitButton, this.throttle.edit]) off(button, this.busy);
+    for (const button of [this.pauseButton, this.continueButton, this.abortButton, this.cleanUpButton, this.rateButton, this.limitButton, this.throttle.edit]) off(button, this.busy);
     const live = this.mayThrottle(this.content);
     // Where there is a throttle, its panel has the button.
     this.limitButton.hidden = !live || Boolean(p.governor);
-    this.fewer.hidden = this.more.hidden = !live;
+    this.fewer.hidden = this.more.hidden = this.rateButton.hidden = !live;
     const wanted = this.wanted ?? p.workers?.wanted ?? null;
     put(this.number, wanted === null ? DASH : many(wanted, "worker"));
     mark(this.number, "aria-busy", this.wanted === null ? null : "true");
@@ -467,6 +468,17 @@ class Build {
       value: now,
       verb: "Set limits",
       yes: (throttle) => this.attempt("throttle", { throttle }),
+    });
+  }
+
+  askRate() {
+    this.ask({
+      title: "Rate limit",
+      text: "The rate at which all workers together may copy, from their next batch on. Empty or 0: no limit.",
+      field: "Rows per second",
+      value: String(this.content.progress.max_rows_per_second || ""),
+      verb: "Set limit",
+      yes: (text) => (/^[\d,]*$/.test(text) ? this.attempt("rate", { max_rows_per_second: Number(text.replaceAll(",", "")) }) : "The limit must be a whole number of rows per second."),
     });
   }
 
