@@ -29,6 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from sqlalchemy import BindParameter, Boolean, Delete, Engine, Update, bindparam, event, text
 from sqlalchemy import column as new_column
@@ -196,6 +197,10 @@ class Indexes:
         return Found(*connection.execute(statement, values).one())
 
 
+# By engine: an engine that is given again has new options, not two look-ups.
+_used: WeakKeyDictionary[Engine, ref[Indexes]] = WeakKeyDictionary()
+
+
 def use_indexes(
     engine: Any,
     *,
@@ -215,7 +220,8 @@ def use_indexes(
 
     Returns what counts, switches and stops it. Raises ValueError if the engine's database or driver is another one.
 
-    It needs no right but SELECT on the index's view, and on the table's primary key.
+    For an engine that uses them already the new options replace the old ones. It needs no right but SELECT on the
+    index's view, and on the table's primary key.
     """
     engine = getattr(engine, "sync_engine", engine)
     if engine.dialect.name != "postgresql" or engine.dialect.driver not in DRIVERS:
@@ -223,7 +229,11 @@ def use_indexes(
             f"this engine is for {engine.dialect.name} by {engine.dialect.driver}; indexes can be used in postgresql "
             f"by {', '.join(DRIVERS)}"
         )
-    return Indexes(engine, enabled, least_partitions, most_rows, refresh_s)
+    if engine in _used and (before := _used[engine]()) is not None:
+        before.stop()
+    indexes = Indexes(engine, enabled, least_partitions, most_rows, refresh_s)
+    _used[engine] = ref(indexes)
+    return indexes
 
 
 def _fetched(connection: Any, sql: str) -> str | None:

@@ -148,8 +148,14 @@ def test_an_engine_that_is_stopped_has_no_listener(shop_dsn: str) -> None:
     engine = engine_of(shop_dsn, "psycopg2")
     indexes = use_indexes(engine, least_partitions=1)
     assert event.contains(engine, "before_execute", indexes._before_execute)
+    again = use_indexes(engine, least_partitions=1)
+    with engine.connect() as connection:
+        connection.execute(select(orders).where(orders.c.no == "no7"))
+    assert (indexes.counts, again.counts) == ({}, {"rewritten": 1})
     indexes.stop()
-    indexes.stop()
+    again.stop()
+    again.stop()
+    assert not event.contains(engine, "before_execute", again._before_execute)
     assert not event.contains(engine, "before_execute", indexes._before_execute)
     assert PARTITIONS == 12
     engine.dispose()
