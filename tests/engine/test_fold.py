@@ -71,6 +71,6 @@ def test_a_fold_that_is_killed_continues_at_the_block_where_it_was(database: Dat
     assert steps.sql(steps.session(dsn), PARTS) == before
     lifecycle.run_phases(database, run)
     [detail] = steps.sql(steps.session(dsn), "SELECT detail FROM roir.event WHERE detail LIKE 'publish; folded%'")
-    counts = [int(number) for number in re.findall(r"\d+", detail[0])]
+    counts = [int(number.replace(",", "")) for number in re.findall(r"[\d,]+\d|\d", detail[0])]
     assert sum(counts) == 6667 * 2 + 3333 > sum(folded) > 0
     steps.assert_exact(database)

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.sample(1)
 
 # Functions that run with our rights and that PUBLIC may call. They report the state of a generation, or are event
 # triggers, which can't be called.
-TELLING = {"apart", "fresh", "is_in_mode", "is_strict", "published", "ticks", "refuse_ddl", "refuse_drop",
-           "refuse_concurrent_detach"}  # fmt: skip
+TELLING = {"apart", "fresh", "is_doubtful", "is_in_mode", "is_strict", "published", "ticks", "refuse_ddl",
+           "refuse_drop", "refuse_concurrent_detach"}  # fmt: skip
 OWNERS = {
     "roir_data.gN": "SELECT, INSERT, UPDATE, DELETE",
     "roir_data.gN_delta": "SELECT, INSERT, UPDATE, DELETE",

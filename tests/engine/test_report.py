@@ -39,7 +39,7 @@ def test_a_completed_build_is_told_whole(dsn: str, database: Database) -> None:
     make_table(dsn)
     make_index(database)
     page = report.write(database, "ix")
-    assert page.startswith("# create of public.ix, operation 1: Completed".replace("_", r"\_"))
+    assert page.startswith("# First build of public.ix, operation 1: Completed".replace("_", r"\_"))
     assert "| Verification | 100 rows; missing 0, extra 0, different 0: index and table are equal |" in page
     assert "## Phases" in page
     assert "## Events, the last ones" in page

@@ -206,7 +206,7 @@ def test_a_drop_without_the_lock_for_its_triggers_says_what_is_left(server: str,
         database = Database(cloned_database.dsn, limits=Limits(attempt_ms=50))
         reader = steps.session(database.dsn)
         sql(reader, "SELECT count(*) FROM t")
-        with pytest.raises(LockNotAcquired, match="roir clean-up removes it, or run again: roir drop ix"):
+        with pytest.raises(LockNotAcquired, match="roir clean-up removes them, or run again: roir drop ix"):
             drop.drop_index(database, "ix", "test", patience_s=0)
         assert sql(reader, "SELECT to_regclass('ix')") == [(None,)]
         reader.rollback()

@@ -184,7 +184,7 @@ def test_the_public_has_no_right_to_anything_of_ours(database: Database, dsn: st
         # Functions of event triggers can't be called.
         "AND prorettype <> 'event_trigger'::regtype",
     )
-    telling = ["apart", "fresh", "is_in_mode", "is_strict", "published", "ticks"]
+    telling = ["apart", "fresh", "is_doubtful", "is_in_mode", "is_strict", "published", "ticks"]
     assert sorted(definers) == [(name,) for name in telling], "only what tells how a generation stands"
     assert sql(
         user,
