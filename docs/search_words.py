@@ -44,7 +44,8 @@ WORDS = {
         "Windows": "only at night, nights, nightly, weekend, maintenance window, hours",
     },
     "troubleshooting": {
-        "Troubleshooting": "build is stuck, build hangs, no progress, stands still, slow build",
+        "Troubleshooting": "build is stuck, build hangs, no progress, stands still",
+        "A build is slow": "slow build, build slow, why is the build slow, speed up",
         "waiting for a lock …, blocked by …": "lock timeout, locked",
         "… rows share … keys of the unique index": "duplicates found",
         "could not extend file … No space left on device": "disk full, out of disk space",
