@@ -47,7 +47,8 @@ def code_map() -> str:
     """The page."""
     package = ROOT / "airflow_roir"
     folders = sorted({path.parent for path in package.rglob("*.py")})
-    return "\n".join([HEAD, *map(_room, folders), _room(ROOT / "client" / "roir_client"), _sql()])
+    folders += sorted({path.parent for path in (ROOT / "client" / "roir_client").rglob("*.py")})
+    return "\n".join([HEAD, *map(_room, folders), _sql()])
 
 
 def files() -> dict[Path, str]:

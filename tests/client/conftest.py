@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
+from typing import Any
 
+import django
 import pytest
 
 from tests.client import shop
+from tests.client.django_shop import databases
 from tests.conftest import database_dsn, run_sql
 
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.client.django_shop.settings"
+django.setup()
 _numbers = itertools.count(1)
 
 
@@ -28,3 +34,10 @@ def shop_dsn(server: str, shop_template: str) -> Iterator[str]:
     run_sql(server, f"CREATE DATABASE {name} TEMPLATE {shop_template}")
     yield database_dsn(server, name)
     run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def django_shop(shop_dsn: str) -> Iterator[Any]:
+    """The Django project's connection to a copy of the shop."""
+    yield databases.point(shop_dsn)
+    databases.leave()

@@ -1,0 +1,34 @@
+"""Points the project to a test's database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections
+from psycopg.conninfo import conninfo_to_dict
+
+ENGINE, PLAIN = "roir_client.django", "django.db.backends.postgresql"
+
+
+def point(dsn: str, alias: str = "default", engine: str = ENGINE, **options: Any) -> Any:
+    """The connection of an alias, to a database. options: those of `OPTIONS`."""
+    parts = conninfo_to_dict(dsn)
+    one = {
+        "ENGINE": engine,
+        "NAME": parts["dbname"],
+        "USER": parts.get("user", ""),
+        "PASSWORD": parts.get("password", ""),
+        "HOST": parts.get("host", ""),
+        "PORT": parts.get("port", ""),
+        "OPTIONS": {**({"roir": {"least_partitions": 1}} if engine == ENGINE else {}), **options},
+    }
+    leave(alias)
+    connections.settings.update(connections.configure_settings({"default": {}, alias: one}))
+    return connections[alias]
+
+
+def leave(alias: str = "default") -> None:
+    """Closes this thread's connection of an alias."""
+    if alias in connections.settings and hasattr(connections._connections, alias):
+        connections[alias].close()
+        del connections[alias]

@@ -1,0 +1,61 @@
+"""The shop's tables as models. Their partitions, and the tables themselves, are made by tests/client/shop.py."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Order(models.Model):
+    """An order, by its id alone, as most applications map it."""
+
+    id = models.IntegerField(primary_key=True)
+    created = models.DateField()
+    no = models.TextField()
+    customer = models.IntegerField(null=True, blank=True)
+    status = models.TextField(null=True, blank=True)
+    note = models.TextField(null=True, blank=True)
+
+    class Meta:
+        managed = False
+        db_table = 'shop"."orders'
+
+    def __str__(self) -> str:
+        return self.no
+
+
+class OrderRow(models.Model):
+    """The same order by its whole primary key. Its note isn't mapped."""
+
+    pk = models.CompositePrimaryKey("id", "created")
+    id = models.IntegerField()
+    created = models.DateField()
+    no = models.TextField()
+    customer = models.IntegerField(null=True)
+    status = models.TextField(null=True)
+
+    class Meta:
+        managed = False
+        db_table = 'shop"."orders'
+
+
+class OrderById(models.Model):
+    """The same order again, without its partition key."""
+
+    id = models.IntegerField(primary_key=True)
+    no = models.TextField()
+
+    class Meta:
+        managed = False
+        db_table = 'shop"."orders'
+
+
+class Payment(models.Model):
+    """A payment of an order."""
+
+    id = models.IntegerField(primary_key=True)
+    order = models.ForeignKey(Order, models.CASCADE, db_constraint=False, null=True, related_name="payments")
+    amount = models.IntegerField()
+
+    class Meta:
+        managed = False
+        db_table = 'shop"."payments'
