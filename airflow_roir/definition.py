@@ -18,10 +18,6 @@ DATA_SCHEMA = "roir_data"
 MAX_IDENTIFIER_BYTES = 63  # PostgreSQL's NAMEDATALEN - 1
 MAX_KEY_COLUMNS = 32  # PostgreSQL's INDEX_MAX_KEYS, which counts key and primary key columns together
 
-
-# A name and a list of columns in a form, as JSON Schema has patterns. A name may have a schema, and quotes.
-NAME_PATTERN = r"""^\s*("([^"]|"")+"|[^".\s]+)(\s*\.\s*("([^"]|"")+"|[^".\s]+))?\s*$"""
-COLUMNS_PATTERN = r"""^\s*(("([^"]|"")+"|[^",\s]+)(\s*,\s*("([^"]|"")+"|[^",\s]+))*)?\s*$"""
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
 # PostgreSQL folds ASCII letters only, and knows no other white space.
 _FOLDED = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_roir.errors import InvalidInput
+from airflow_roir.nearest import meant, nearest
 from airflow_roir.quantity import duration, size
+
+_LIMIT = re.compile(r"([a-z_]+)=.+")
 
 
 @dataclass(frozen=True)
@@ -114,3 +119,21 @@ def _limit(name: str, value: Any) -> str:
     if unit == "seconds":
         return f"{value * 1000:g}ms" if value < 1 else f"{value:g}s"
     return f"{value:g}"
+
+
+def check_limits(text: str) -> None:
+    """Looks at limits without a server, which reads their values.
+
+    Raises InvalidInput for what is no limit of a signal.
+    """
+    for item in re.split(r"[\s;]+", text):
+        found = _LIMIT.fullmatch(item)
+        if item in ("", "off"):
+            continue
+        if found is None:
+            raise InvalidInput(
+                f"{item} is no limit; write name=value, for example: replica_lag=100MB commit_latency=20ms"
+            )
+        if found[1] not in (*SIGNALS, "replicas"):
+            near = meant(nearest(found[1], SIGNALS))
+            raise InvalidInput(f"there is no signal {found[1]}; there are {', '.join(SIGNALS)}, and replicas{near}")

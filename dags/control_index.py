@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_roir.definition import NAME_PATTERN
 from airflow_roir.operators.control import (
     AbortIndexBuildOperator,
     ChangeIndexBuildOperator,
@@ -21,6 +20,7 @@ from airflow_roir.operators.control import (
     RevertIndexOperator,
 )
 from airflow_roir.options import LIVE_OPTIONS, BuildOptions
+from airflow_roir.task.formats import NAME
 from airflow_roir.task.forms import fields_of, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
@@ -35,7 +35,7 @@ with DAG(
         "index": Param(
             type="string",
             minLength=1,
-            pattern=NAME_PATTERN,
+            format=NAME,
             title="Index",
             description="Name of the index, with its schema: shop.orders_by_customer.",
         ),

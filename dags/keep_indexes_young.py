@@ -17,6 +17,7 @@ from airflow.sdk import DAG, Param, task
 
 from airflow_roir.operators.compact import CompactIndexOperator
 from airflow_roir.options import CompactOptions
+from airflow_roir.task.formats import BUDGET
 from airflow_roir.task.forms import fields_of, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
@@ -64,6 +65,7 @@ with DAG(
         "budget_of_index": Param(
             "20GB",
             type=["null", "string"],
+            format=BUDGET,
             title="Budget of an index",
             description="The bytes that a night may write of one index, with WAL, or how long one worker may work on "
             "it: 20GB, 30min. Empty: no limit.",
@@ -72,6 +74,7 @@ with DAG(
         "budget_of_run": Param(
             "100GB",
             type=["null", "string"],
+            format=BUDGET,
             title="Budget of a night",
             description="As above, for all indexes together. Indexes that gain most for their cost come first. Empty: "
             "no limit.",

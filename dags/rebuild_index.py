@@ -11,12 +11,12 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from airflow_roir.definition import COLUMNS_PATTERN, NAME_PATTERN
 from airflow_roir.operators.build import BuildIndexOperator
 from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import WORK_OPTIONS, BuildOptions
+from airflow_roir.task.formats import COLUMNS, NAME, NAME_IF_ANY
 from airflow_roir.task.forms import fields_of, names_in_form, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
@@ -29,7 +29,7 @@ PARAMS = {
     "index": Param(
         type="string",
         minLength=1,
-        pattern=NAME_PATTERN,
+        format=NAME,
         title="Index",
         description="Name of the index, with its schema: shop.orders_by_customer. Quote what needs quoting, as in "
         "psql. If the index exists, it is rebuilt; users read the old one until the new one is published.",
@@ -38,7 +38,7 @@ PARAMS = {
     "table": Param(
         None,
         type=["null", "string"],
-        pattern=rf"^\s*$|{NAME_PATTERN}",
+        format=NAME_IF_ANY,
         title="Source table",
         description="Table to index, with its schema. Empty: rebuild an existing index as it is.",
         section=WHAT,
@@ -46,7 +46,7 @@ PARAMS = {
     "keys": Param(
         None,
         type=["null", "string"],
-        pattern=COLUMNS_PATTERN,
+        format=COLUMNS,
         title="Key columns",
         description="In order, separated by commas: tailnum, time_hour. Empty: as in the existing index.",
         section=WHAT,
@@ -54,7 +54,7 @@ PARAMS = {
     "include": Param(
         None,
         type=["null", "string"],
-        pattern=COLUMNS_PATTERN,
+        format=COLUMNS,
         title="Included columns",
         description="Columns that users can read from the index alone; separated by commas.",
         section=WHAT,

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from airflow.sdk import DAG, Param
 
 from airflow_roir.operators.ship import ShipChangesOperator
+from airflow_roir.task.formats import DURATION
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 with DAG(
@@ -36,11 +37,16 @@ with DAG(
             description="Id of the Airflow connection of the index server.",
         ),
         "ship_for": Param(
-            "10min", type="string", title="Time of a run", description="Then the next run continues: 10min, 1h."
+            "10min",
+            type="string",
+            format=DURATION,
+            title="Time of a run",
+            description="Then the next run continues: 10min, 1h.",
         ),
         "warn_age": Param(
             "5min",
             type="string",
+            format=DURATION,
             title="Too far behind",
             description="If a shard is further behind than this, the task fails; off: never.",
         ),

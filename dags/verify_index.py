@@ -18,9 +18,9 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
-from airflow_roir.definition import NAME_PATTERN
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import VerifyOptions
+from airflow_roir.task.formats import NAME
 from airflow_roir.task.forms import fields_of, names_in_form, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
@@ -35,7 +35,7 @@ PARAMS = {
     "index": Param(
         type="string",
         minLength=1,
-        pattern=NAME_PATTERN,
+        format=NAME,
         title="Index",
         description="Name of the index, with its schema: shop.orders_by_customer. If it has an unfinished "
         "verification, the run continues that one, with its options.",

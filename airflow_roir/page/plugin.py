@@ -13,6 +13,9 @@ from urllib.parse import urlsplit
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
+# Its import has the server refuse a form's wrong values.
+import airflow_roir.task.formats  # noqa: F401
+
 Scope = MutableMapping[str, Any]
 Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 

@@ -9,6 +9,7 @@ from airflow.sdk import Param
 
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import WORK_OPTIONS, WorkOptions, options_of
+from airflow_roir.task.formats import format_of
 
 TYPES = {
     Kind.NUMBER: ["integer"],
@@ -43,7 +44,13 @@ def fields_of(
     wanted = names_in_form(declared) if names is None else names
     found = {one.name: one for one in options_of(declared)}
     return {
-        name: _field(found[name], when if name in WORK_OPTIONS and when is not None else how, changes, values.get(name))
+        name: _field(
+            declared,
+            found[name],
+            when if name in WORK_OPTIONS and when is not None else how,
+            changes,
+            values.get(name),
+        )
         for name in wanted
     }
 
@@ -53,23 +60,19 @@ def templates_of(names: Sequence[str]) -> dict[str, str]:
     return {name: f"{{{{ params.{name} }}}}" for name in names}
 
 
-def _field(option: Option, section: str | None, changes: bool, value: Any) -> Param:
+def _field(declared: type[WorkOptions], option: Option, section: str | None, changes: bool, value: Any) -> Param:
     # The field of a span is empty: its default would be shown in seconds.
     is_empty = changes or option.is_optional or option.kind is Kind.SPAN
     types = [*(["null"] if is_empty else []), *TYPES[option.kind]]
-    # Texts have no pattern: the form would refuse one by the bare pattern, one field at a time. The first task names
-    # all errors at once, in words.
-    schema: dict[str, Any] = {"type": types if len(types) > 1 else types[0], "title": _title(option)}
-    if option.kind in (Kind.NUMBER, Kind.SPAN):
-        takes_zero = option.zero is not None and (changes or option.kind is Kind.SPAN)
-        schema |= {"minimum": 0 if takes_zero else option.least_asked, "maximum": option.most}
-        if takes_zero and option.least_asked > 1:
-            schema["anyOf"] = [{"enum": [None, 0]}, {"minimum": option.least_asked}]
-        if option.kind is Kind.SPAN:
-            # Without examples Airflow's form shows a large field of JSON, since there are two types.
-            schema["examples"] = [option.example]
-    elif option.kind is Kind.SHARE:
-        schema |= {"exclusiveMinimum": 0, "maximum": 100}
+    schema: dict[str, Any] = {
+        "type": types if len(types) > 1 else types[0],
+        "title": _title(option),
+        # It has the bounds, too: by `minimum` and `maximum` the form would move a number without a word.
+        "format": format_of(declared, option),
+    }
+    if option.kind is Kind.SPAN:
+        # Without examples Airflow's form shows a large field of JSON, since there are two types.
+        schema["examples"] = str(option.example).split(", ")
     elif option.choices is not None:
         shown = {value: f"{value}: {said}" if said else value for value, said in option.choices.items()}
         schema |= {"enum": list(option.choices), "values_display": shown}

@@ -55,7 +55,7 @@ def given_to(
 ) -> Declared:
     """The options that an operator's rendered fields give, defaults for empty ones.
 
-    Logs what differs from the defaults, since Airflow's form moves numbers to a field's bounds and says nothing.
+    Logs what differs from the defaults.
     told: an earlier look of the same wait has logged it.
     Raises one InvalidInput for all values that are wrong; or adds them to `complaints`.
     """

@@ -28,16 +28,15 @@ with DAG(
         "least_win": Param(
             30,
             type="number",
-            exclusiveMinimum=0,
-            maximum=100,
+            # Not as the field's own bounds: Airflow's form moves a number to them without a word.
+            allOf=[{"exclusiveMinimum": 0, "maximum": 100}],
             title="Least win, per cent",
             description="Rebuild an index if at least this share of its size would go. More than 0, at most 100.",
         ),
         "most": Param(
             5,
             type="integer",
-            minimum=1,
-            maximum=1_000,
+            allOf=[{"minimum": 1, "maximum": 1_000}],
             title="Most indexes",
             description="Those that would win most come first; the others wait for the next night. All of them are "
             "prepared at once, and from then on writes to their tables cost more. 1 to 1,000.",

@@ -27,8 +27,8 @@ with DAG(
         "slices": Param(
             7,
             type="integer",
-            minimum=1,
-            maximum=10_000,
+            # Not as the field's own bounds: Airflow's form moves a number to them without a word.
+            allOf=[{"minimum": 1, "maximum": 10_000}],
             title="Slices",
             description="In how many runs all of an index is compared: 7 nights are a week. 1 to 10,000.",
         ),

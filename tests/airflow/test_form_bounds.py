@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from airflow.dag_processing.dagbag import DagBag
+from airflow.exceptions import ParamValidationError as ParamsRefused
 from airflow.sdk import Param
 from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.definitions.param import SerializedParam, SerializedParamsDict
 
-from airflow_roir.definition import COLUMNS_PATTERN, NAME_PATTERN, parse_columns, parse_name
+from airflow_roir.definition import parse_columns, parse_name
+from airflow_roir.engine.database import Database
 from airflow_roir.errors import InvalidInput
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import LIVE_OPTIONS, BuildOptions, CompactOptions, VerifyOptions, WorkOptions, options_of
+from airflow_roir.signals import SIGNALS
+from airflow_roir.task.formats import COLUMNS, NAME, format_of
 from airflow_roir.task.forms import fields_of
 from airflow_roir.task.given import value_of
 
@@ -23,8 +31,10 @@ FORMS: dict[str, tuple[type[WorkOptions], dict[str, Any]]] = {
     "compaction": (CompactOptions, {}),
     "change": (BuildOptions, {"names": LIVE_OPTIONS, "changes": True}),
 }
-# Texts that only their reader refuses: a pattern knows no zone, no weekday and no size.
-ONLY_READ = {"1 2 3 for 8h", "0 22 * * 1-5 for 8h in Nowhere", "replica_lag=much", "400d"}
+OF_FORMAT = {format_of(one, option): option for one, _ in FORMS.values() for option in options_of(one)}
+# The server reads the values of limits.
+ONLY_READ = {"replica_lag=much", "query=1;lock_waits=x", "replicas=,"}
+ZONES = ("1 2 3 for 8h", "0 22 * * 1-5 for 8h in Nowhere", "400d")
 TEXTS = {
     Kind.SPAN: (
         "2h",
@@ -55,7 +65,7 @@ TEXTS = {
 
 
 def values_of(option: Option) -> list[Any]:
-    values: list[Any] = [None, *TEXTS.get(option.kind, ()), *ONLY_READ]
+    values: list[Any] = [None, *TEXTS.get(option.kind, ()), *ZONES]
     if option.kind in (Kind.NUMBER, Kind.SPAN):
         ends = (option.least, option.least_asked, option.most)
         return [*TEXTS.get(option.kind, ()), "many", True, 1.5, 0, -1, *(end + by for end in ends for by in (-1, 0, 1))]
@@ -84,40 +94,73 @@ def reads(option: Option, value: Any) -> bool:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_refuses_what_its_options_refuse(form: str) -> None:
+    """Found: the form took `5 parsecs`, which the first task refused."""
     declared, about = FORMS[form]
     options = {one.name: one for one in options_of(declared)}
     for name, field in fields_of(declared, **about).items():
         option = options[name]
         for value in values_of(option):
-            if value is None or value in ONLY_READ:
-                continue
-            if value == 0 and option.kind is Kind.NUMBER and option.zero == option.empty and "changes" not in about:
-                # An empty field says the same.
+            if value is None or option.kind is Kind.LIMITS:
                 continue
             if isinstance(value, str) and option.kind in (Kind.NUMBER, Kind.SHARE):
                 assert not takes(field, value), (name, value)
                 continue
-            if isinstance(value, str) and option.kind in TEXTS:
-                # Airflow's message would be the bare pattern; the first task names all errors in words.
-                assert takes(field, value), (name, value)
-                continue
             assert takes(field, value) == reads(option, value), (name, value)
 
 
-def test_the_bounds_of_each_number_are_those_of_its_option() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("abort_after_s", "5 parsecs", "the value is '5 parsecs'; it must be a duration, such as 2h, 90min or"),
+        ("parallelism", 999, "the value is 999; it must be a whole number from 1 to 256"),
+        ("max_rows_per_second", 50, "the value is 50; it must be a whole number from 100 to 1000000000, or 0 for no"),
+        ("windows", "0 22 * * * for 8h in Europe/Berln", "windows: there is no time zone 'Europe/Berln'; write CRON"),
+        ("throttle", "replica_lagg=1MB", "there is no signal replica_lagg; there are replica_lag, replica_delay, "),
+    ],
+)
+def test_the_form_says_in_words_what_is_wrong(name: str, value: Any, said: str) -> None:
+    """As Airflow's server does at a trigger."""
+    field = fields_of(BuildOptions)[name]
+    server = SerializedParamsDict({name: SerializedParam(field.value, None, **field.schema)})
+    with pytest.raises(ParamsRefused) as refusal:
+        server.deep_merge({name: value}).validate()
+    assert str(refusal.value).startswith(f"Invalid input for param {name}: {said}")
+    assert "Failed validating" not in str(refusal.value)
+
+
+def test_limits_are_refused_for_their_signals_and_their_form_alone(dsn: str) -> None:
+    """A text that the form refuses is refused by the server as well."""
+    field = fields_of(BuildOptions)["throttle"]
+    texts = (*TEXTS[Kind.LIMITS], *ONLY_READ, *(f"{name}=1" for name in SIGNALS), "Query=1", "a=1")
+    for text in texts:
+        try:
+            with Database(dsn, "roir tests").transaction() as connection:
+                connection.execute(sa.text("SELECT roir.throttle_of(:text)"), {"text": text})
+        except sa.exc.DataError:
+            assert not takes(field, text) or text in ONLY_READ, text
+        else:
+            assert takes(field, text), text
+
+
+def test_a_number_has_no_bounds_to_which_the_form_would_move_it() -> None:
+    """Found: the form made 256 workers of 999."""
     for declared, about in FORMS.values():
         options = {one.name: one for one in options_of(declared)}
         for name, field in fields_of(declared, **about).items():
             option, schema = options[name], field.schema
-            if option.kind in (Kind.NUMBER, Kind.SPAN):
-                least = 0 if option.zero and (about or option.kind is Kind.SPAN) else option.least_asked
-                assert (schema["minimum"], schema["maximum"]) == (least, option.most), name
+            assert not schema.keys() & {"minimum", "maximum", "pattern"}, name
             assert schema.get("enum") == (list(option.choices) if option.choices else None), name
-            assert "pattern" not in schema, name
             if option.kind is Kind.SPAN:
                 assert str(option.example) in schema["title"], name
                 # Two types without examples are a field of JSON, with several lines.
-                assert schema["examples"] == [option.example], name
+                assert ", ".join(schema["examples"]) == option.example, name
+
+
+def test_airflows_server_has_the_formats() -> None:
+    """By the plugin alone: it imports no DAG file."""
+    said = "import airflow_roir.page.plugin, sys; from jsonschema import FormatChecker; "
+    said += "assert 'roir name' in FormatChecker.checkers and 'airflow_roir.engine' not in sys.modules"
+    subprocess.run([sys.executable, "-c", said], check=True)
 
 
 def test_each_number_field_says_its_bounds() -> None:
@@ -144,21 +187,23 @@ def test_each_number_field_of_each_dag_says_its_bounds(dags_folder: Path) -> Non
             kinds = {types} if isinstance(types, str) else set(types)
             if "string" in kinds or not kinds & {"integer", "number"}:
                 continue
-            most = f"{schema['maximum']:,}"
-            ends = (f"{schema['minimum']:,} to {most}",) if "minimum" in schema else ("More than 0", f"at most {most}")
-            if name in LIVE_OPTIONS and "null" in kinds and schema.get("minimum") == 0:
-                # The form's 0 has its own sentence.
-                ends = (f"to {most}", "0: ")
+            assert not schema.keys() & {"minimum", "maximum"}, "the form would move a number to them"
+            if option := OF_FORMAT.get(schema.get("format")):
+                share, least, most = option.kind is Kind.SHARE, option.least_asked, option.most
+            else:
+                [bounds] = schema["allOf"]
+                share, least, most = "exclusiveMinimum" in bounds, bounds.get("minimum"), bounds["maximum"]
+            ends = ("More than 0", "at most 100") if share else (f"{least:,} to {most:,}",)
             assert all(end in str(field.description) for end in ends), (dag.dag_id, name, value, field.description)
             seen += 1
     assert seen > 10
 
 
 @pytest.mark.parametrize(
-    ("pattern", "read", "texts"),
+    ("form", "read", "texts"),
     [
         (
-            NAME_PATTERN,
+            NAME,
             parse_name,
             (
                 "t",
@@ -179,14 +224,14 @@ def test_each_number_field_of_each_dag_says_its_bounds(dags_folder: Path) -> Non
             ),
         ),
         (
-            COLUMNS_PATTERN,
+            COLUMNS,
             parse_columns,
             ("k", "k, v", '"A,b",c', "", "  ", "k,,v", ",", "k v", '"', "k,", 'k"', '"a" b', "a.b"),
         ),
     ],
 )
-def test_the_patterns_of_names_take_what_is_read(pattern: str, read: Any, texts: tuple[str, ...]) -> None:
-    field = Param("x", type="string", pattern=pattern)
+def test_the_formats_of_names_take_what_is_read(form: str, read: Any, texts: tuple[str, ...]) -> None:
+    field = Param("x", type="string", format=form)
     for text in texts:
         try:
             read(text)
