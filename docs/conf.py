@@ -30,7 +30,7 @@ extensions = [
     "sphinx_design",
     "from_code",
     "on_the_page",
-    "search_words",
+    "search_sections",
 ]
 exclude_patterns = ["_build", "_templates"]
 source_suffix = {".md": "markdown"}
@@ -63,7 +63,6 @@ maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 add_module_names = False
 
-html_search_scorer = str(DOCS / "search_scorer.js")
 html_theme = "pydata_sphinx_theme"
 html_title = "airflow-roir"
 templates_path = ["_templates"]

@@ -26,10 +26,13 @@ SQL = ROOT / "migrations" / "sql"
 PLACE = re.compile(r"<!-- from the code: ([a-z-]+)(?: ([^>]+?))? -->(?:\n\n\(`make docs`\))?")
 # The functions that users, and not our own code, call from SQL. The rest is listed by its file.
 FOR_USERS = (
+    "rows",
+    "fresh",
+    "strict",
     "pause",
     "resume",
+    "change",
     "abort",
-    "change_options",
     "detach_partition",
     "cancel_attach",
     "guard",
@@ -81,7 +84,7 @@ def functions(which: str) -> Iterator[str]:
 
 def _functions_of(file: Path) -> Iterator[tuple[str, str, str]]:
     made = re.compile(
-        r"((?:^--.*\n)*)^CREATE FUNCTION (roir\.(\w+)\(.*?\)(?:\s*RETURNS.*?)?)\s*(?:LANGUAGE|AS \$\$)",
+        r"((?:^--[^\n]*\n)*)^CREATE FUNCTION (roir\.(\w+)\(.*?\)(?:\s*RETURNS.*?)?)\s*(?:LANGUAGE|AS \$\$)",
         re.MULTILINE | re.DOTALL,
     )
     for comment, signature, name in made.findall(file.read_text()):

@@ -1,17 +1,9 @@
-"""Gives the search words that people type and that the pages don't use: "undo" for a revert, "stuck" for a build.
+"""Words that people type into the search and that the pages don't use: "undo" for a revert, "stuck" for a build.
 
-The words of a section become entries of its index, which the search shows first if they are all that was typed, and
-keywords of its page, so that the page is found by them together with others (`search_scorer.js`).
+`search_sections.py` adds them to the sections. A heading that isn't there ends the build.
 """
 
 from __future__ import annotations
-
-from typing import Any
-
-from docutils import nodes
-from sphinx import addnodes
-from sphinx.application import Sphinx
-from sphinx.transforms import SphinxTransform
 
 # By page and heading; the page itself by its title.
 WORDS = {
@@ -64,32 +56,6 @@ WORDS = {
     },
     "verify": {
         "Verify and repair": "wrong rows, missing rows, corruption, consistency check, compare index and table, "
-        "repair an index"
+        "repair an index, index is right"
     },
 }
-
-
-class WordsOfReaders(SphinxTransform):
-    """Adds the words to the sections of a page. A heading that isn't there ends the build."""
-
-    default_priority = 700
-
-    def apply(self, **_: Any) -> None:
-        given = dict(WORDS.get(self.env.docname, {}))
-        for section in self.document.findall(nodes.section):
-            title = section.next_node(nodes.title)
-            phrases = given.pop(title.astext(), None) if title is not None else None
-            if phrases is None:
-                continue
-            said = phrases.split(", ")
-            entries = [("single", one.lower(), section["ids"][0], "main", None) for one in said]
-            section.insert(1, addnodes.index(entries=entries))
-            keywords = ",".join(sorted({word for one in said for word in one.lower().split()}))
-            self.document.insert(0, nodes.meta("", name="keywords", content=keywords))
-        assert not given, f"docs/search_words.py: page {self.env.docname} has no heading {', '.join(given)}"
-
-
-def setup(app: Sphinx) -> dict[str, Any]:
-    """Registers it with Sphinx."""
-    app.add_transform(WordsOfReaders)
-    return {"parallel_read_safe": True}

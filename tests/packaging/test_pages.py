@@ -41,7 +41,7 @@ def test_make_docs_builds_every_page_without_a_warning(tmp_path: Path) -> None:
     assert "roir attach-partition" in (pages / "reference" / "command-line.html").read_text()
     assert "PrepareIndexBuildOperator" in (pages / "reference" / "operators.html").read_text()
     assert "max_rows_per_second" in (pages / "reference" / "dags.html").read_text()
-    assert "roir.pause" in (pages / "reference" / "sql.html").read_text()
+    assert "Pauses an operation" in (pages / "reference" / "sql.html").read_text()
     # Both pictures, of which the page shows one.
     shown = (pages / "how-it-works.html").read_text()
     assert "statuses-light.svg" in shown

@@ -236,6 +236,18 @@ def test_the_reference_shows_every_column_and_every_transition() -> None:
     }
 
 
+def test_the_reference_has_the_functions_that_pages_call_each_with_its_own_comment() -> None:
+    """Found: a function's text was all of its file before it, with the bodies of the others."""
+    made = runpy.run_path(str(ROOT / "docs" / "from_code.py"))
+    shown = "\n".join(made["functions"]("for-users"))
+    assert "CREATE FUNCTION" not in shown
+    assert "$$" not in shown
+    assert max(map(len, made["functions"]("rest"))) < 3_000
+    for page in (page for page in DOCS if not page.name.startswith("architecture")):
+        called = {name for code in code_of(page) for name in re.findall(r"(?<!\w)roir\.(\w+)\(", code)}
+        assert called <= set(re.findall(r"^roir\.(\w+)\(", shown, re.MULTILINE)), page.name
+
+
 def test_the_code_map_says_what_the_files_say() -> None:
     for path, content in runpy.run_path(str(ROOT / "scripts" / "code_map.py"))["files"]().items():
         assert path.read_text() == content, f"{path.relative_to(ROOT)} differs: make code-map"
