@@ -50,7 +50,7 @@ def test_a_run_that_failed_before_its_build_says_why_and_triggers_again(
     assert tab.get_by_text("neither builds nor verifies").count() == 0
     tab.screenshot(path=tmp_path / "failed.png")
     tab.get_by_role("button", name="Trigger again").click()
-    tab.get_by_text("With the values of this run: index=public.i, keys=<b>x</b>, unique=false.").wait_for()
+    tab.get_by_text("With the values of this run: index=public.i, keys=<b>x</b>, unique=false. To correct").wait_for()
     tab.get_by_role("button", name="Trigger", exact=True).click()
     tab.get_by_text("rebuild_index is triggered.").wait_for()
     assert airflow.sent == [("/api/v2/dags/rebuild_index/dagRuns", {"logical_date": None, "conf": json.loads(EXACT)})]

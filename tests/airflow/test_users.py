@@ -167,3 +167,24 @@ def test_an_operator_pauses_by_the_keys(api: ApiServer, page: Any, runs: dict[st
     playwright.expect(walk.inside.get_by_role("button", name="Resume")).to_be_focused(timeout=PATIENCE_MS)
     row = operations.find_operation(shop.database, f"{INDEX}_running")
     assert (row.status, row.paused_by, row.pause_reason) == ("paused", "airflow user op", "month-end close")
+
+
+@pytest.mark.parametrize("user", ["op"])
+@pytest.mark.parametrize("of_task", [False, True])
+def test_an_operator_corrects_the_values_of_a_failed_run(
+    api: ApiServer, page: Any, runs: dict[str, str], of_task: bool
+) -> None:
+    """Found: *Trigger again* repeated the misspelt table, and all values had to be typed again into an empty form."""
+    run = f"{api.url}/dags/{DAG}/runs/{quote(runs['failed'], safe=':+')}"
+    address = f"{run}/tasks/prepare/plugin/index-build-of-task" if of_task else f"{run}/plugin/index-build"
+    walk = Walk(page, address, "Index build", READY["failed"])
+    walk.inside.get_by_role("button", name="Trigger again").press("Enter")
+    form = page.get_by_role("dialog")
+    form.get_by_role("button", name="What to build").click()
+    field = form.locator("[name=element_table]")
+    playwright.expect(field).to_have_value("public.item")
+    field.fill("public.items")
+    form.get_by_role("contentinfo").get_by_role("button", name="Trigger").click()
+    page.wait_for_url(lambda url: "/runs/" in url and quote(runs["failed"], safe=":+") not in url)
+    [newest] = api.call("GET", f"/api/v2/dags/{DAG}/dagRuns?order_by=-run_after&limit=1")["dag_runs"]
+    assert (newest["conf"]["table"], newest["conf"]["index"]) == ("public.items", f"{INDEX}_failed")

@@ -1,7 +1,7 @@
 // Why tasks of a run failed: their messages, their logs, and the way to try again.
 
 import { keep } from "./draw.js";
-import { clock, el, link, mark, off, part, put, question, say, trigger, zoned, zoneName } from "./page.js";
+import { clock, el, link, mark, off, openForm, part, put, question, say, trigger, zoned, zoneName } from "./page.js";
 import { textsOf } from "./values.js";
 
 /** The failed tasks of a run, below each other. */
@@ -65,7 +65,9 @@ export class Failures {
     node.replaceChildren(...parts.flatMap((text, n) => (n ? [" · ", text] : [text])));
   }
 
-  ask() {
+  /** Airflow's form, where the wrong value can be corrected; else a question. */
+  async ask() {
+    if (await openForm()) return;
     const { again: { dag_id: dag, conf }, run } = this.content;
     const close = () => {
       this.asks.replaceChildren();
@@ -75,7 +77,7 @@ export class Failures {
     this.asks.replaceChildren(
       question({
         title: `Trigger ${dag} again?`,
-        text: values.length ? `With the values of this run: ${values.join(", ")}.` : "With the defaults of its form, as this run.",
+        text: values.length ? `With the values of this run: ${values.join(", ")}. To correct one first, use Airflow's button Trigger.` : "With the defaults of its form, as this run.",
         verb: "Trigger",
         yes: () => this.trigger(dag, conf),
         close,

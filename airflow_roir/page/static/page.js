@@ -193,6 +193,31 @@ export function link(text, address, of = {}) {
   });
 }
 
+/** How long Airflow's menu may take to open, in milliseconds. */
+const MENU_MS = 2000;
+
+/**
+ * Open Airflow's own form with the values of the run that is shown, as its button Trigger does. True if it is open: this
+ * Airflow may have another button, or the page no frame.
+ */
+export async function openForm() {
+  if (window.parent === window) return false;
+  const outside = window.parent.document;
+  const button = outside.querySelector("[data-testid=trigger-dag-button]:not([disabled])");
+  // Without a menu, it is the form of the DAG, with no values.
+  if (button?.getAttribute("aria-haspopup") !== "menu") return false;
+  button.click();
+  for (let waited = 0; waited < MENU_MS; waited += 50) {
+    const item = outside.querySelector("[role=menuitem][data-value=triggerWithConfig]");
+    if (item) {
+      item.click();
+      return true;
+    }
+    await new Promise((done) => setTimeout(done, 50));
+  }
+  return false;
+}
+
 // --- requests
 
 export class Refused extends Error {
