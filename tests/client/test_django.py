@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +16,13 @@ from django.db.models import Count, Exists, F, OuterRef, Q, Value
 from django.db.models.functions import Collate, Lower
 
 from roir_client.django import indexes, unchanged
+from tests.client.django_shop import databases
 from tests.client.django_shop.models import Order, OrderById, OrderRow, Payment
 from tests.client.shop import LOCKED, OF_INDEXES
 
 orders, rows, payments = Order.objects, OrderRow.objects, Payment.objects
+ROOT = Path(__file__).parents[2]
+PATH = f"{ROOT}:{ROOT / 'client'}"
 DAY = date(2007, 8, 8)
 
 
@@ -149,13 +156,52 @@ def saved(one: Any) -> None:
     one.save()
 
 
+Cases = dict[str, tuple[Callable[[], Any], int]]
+BOUND: dict[str, dict[str, Any]] = {
+    "by the client": {},
+    "by the server": {"server_side_binding": True},
+    "prepared": {
+        "server_side_binding": True,
+        "prepare_threshold": 0,
+        "options": "-c plan_cache_mode=force_generic_plan",
+    },
+}
+
+
 @pytest.mark.parametrize("cases", [SELECTS, CHANGES], ids=["selects", "changes"])
-@pytest.mark.usefixtures("django_shop")
-def test_partitions_of_the_rows_alone_are_opened(cases: dict[str, tuple[Callable[[], Any], int]]) -> None:
+@pytest.mark.parametrize("bound", BOUND)
+@pytest.mark.sample(2, 3)
+def test_partitions_of_the_rows_alone_are_opened(shop_dsn: str, cases: Cases, bound: str) -> None:
+    databases.point(shop_dsn, **BOUND[bound])
+    look(cases, generic=bound == "prepared")
+    databases.leave()
+
+
+@pytest.mark.sample(0)
+def test_the_same_by_psycopg2(shop_dsn: str) -> None:
+    """Django takes psycopg 3 if there is one."""
+    program = (
+        "import sys; sys.modules['psycopg'] = None; import tests.client.conftest; "
+        "from django.db.backends.postgresql.psycopg_any import is_psycopg3; assert not is_psycopg3; "
+        "from tests.client.django_shop import databases; databases.point(sys.argv[1]); "
+        "from tests.client.test_django import CHANGES, SELECTS, look; look(SELECTS); look(CHANGES)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, shop_dsn], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": PATH}
+    )
+
+
+# Their statements name the partition key, and stay as they are. A generic plan locks all partitions nevertheless.
+NAMED = ("partition key known", "composite key, whole", "composite keys, whole", "save of a whole row")
+
+
+def look(cases: Cases, generic: bool = False) -> None:
+    """Makes each call with the indexes and without. generic: statements are prepared, with generic plans."""
     wrong = {}
+    indexes().counts.clear()
     for name, (use, partitions) in cases.items():
         found, opened, after = effect(use)
-        if opened != partitions:
+        if opened != (12 if generic and name in NAMED else partitions):
             wrong[name] = opened
         with unchanged():
             assert (found, after) == effect(use)[::2], name

@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from roir_client.django.indexes import Indexes
+    from roir_client.django.restriction import Indexes
 
 
 def indexes(using: str = "default") -> Indexes:
@@ -46,7 +46,7 @@ def indexes(using: str = "default") -> Indexes:
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Leaves the statements that are executed inside as they are, in this thread or task."""
-    from roir_client.django.indexes import off
+    from roir_client.django.restriction import off
 
     token = off.set(True)
     try:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from roir_client.django.indexes import OPTION, Indexes, of
+from roir_client.django.restriction import OPTION, Indexes, of
 
 _COMPILERS = ("SQLCompiler", "SQLUpdateCompiler", "SQLDeleteCompiler", "SQLAggregateCompiler")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import connections
-from psycopg.conninfo import conninfo_to_dict
+from psycopg2.extensions import parse_dsn
 
 ENGINE, PLAIN = "roir_client.django", "django.db.backends.postgresql"
 
 
 def point(dsn: str, alias: str = "default", engine: str = ENGINE, **options: Any) -> Any:
     """The connection of an alias, to a database. options: those of `OPTIONS`."""
-    parts = conninfo_to_dict(dsn)
+    parts = parse_dsn(dsn)
     one = {
         "ENGINE": engine,
         "NAME": parts["dbname"],

@@ -59,3 +59,15 @@ class Payment(models.Model):
     class Meta:
         managed = False
         db_table = 'shop"."payments'
+
+
+class Strange(models.Model):
+    """A table whose keys and partitions are texts of any kind (test_django_registry.py)."""
+
+    key = models.TextField(primary_key=True)
+    value = models.IntegerField()
+    part = models.TextField()
+
+    class Meta:
+        managed = False
+        db_table = "strange"
