@@ -14,7 +14,8 @@ from psycopg2.extensions import make_dsn
 
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.forecast import set_up, signals
-from airflow_roir.engine.forecast.set_up import OK, PROBLEM, WARNING
+from airflow_roir.engine.forecast.set_up import OK, PROBLEM, UNKNOWN, WARNING
+from airflow_roir.engine.sessions import room
 from airflow_roir.options import BuildOptions
 from airflow_roir.signals import SIGNALS, Reading
 from tests.conftest import database_dsn, run_sql
@@ -104,7 +105,7 @@ def test_a_server_that_is_away_is_the_only_line_of_the_database(tmp_path: Path) 
 
 
 def test_too_few_connections_are_warned_of(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_up, "BESIDE_WORKERS", 1_000_000)
+    monkeypatch.setattr(room, "BESIDE_WORKERS", 1_000_000)
     (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "max_connections"]
     assert found.verdict == WARNING
     assert "max_connections" in found.remedy
@@ -113,10 +114,11 @@ def test_too_few_connections_are_warned_of(dsn: str, monkeypatch: pytest.MonkeyP
 def test_a_signal_that_can_not_be_read_matters_only_to_those_who_throttle_by_it(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Found: it was called ok."""
     unread = Reading(SIGNALS["slot_room"], 1.0, None, problem="no right")
     monkeypatch.setattr(signals, "look", lambda *_: signals.Signals((unread,), "commit_latency=20ms"))
     (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "throttle"]
-    assert (found.verdict, found.says) == (OK, "slot_room can't be read: no right")
+    assert (found.verdict, found.says) == (UNKNOWN, "slot_room can't be read: no right")
     assert found.remedy == "That matters only if you throttle by slot_room"
 
 

@@ -196,3 +196,11 @@ def test_several_indexes_are_built_by_one_scan(dsn: str, database: Database) -> 
     assert len(as_json(dsn, *BUILD, "--with", "iy (v) INCLUDE (k)")) == 2
     for name in ("ix", "iy"):
         steps.assert_exact(database, name)
+
+
+def test_a_plan_without_spark_has_no_start_of_spark(dsn: str) -> None:
+    """Found: `roir plan` had no such option, and added the start of a Spark that the build wouldn't use."""
+    asked = ("plan", "ix", "--table", "t", "--keys", "k")
+    assert "of start on Spark" in here(dsn, *asked).stdout
+    said = here(dsn, *asked, "--without-spark").stdout
+    assert ("Spark" in said, " of work (" in said) == (False, True)

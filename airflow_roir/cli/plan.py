@@ -10,6 +10,7 @@ import typer
 from airflow_roir.cli.app import (
     AsJson,
     Index,
+    WithoutSpark,
     app,
     database_of,
     print_json,
@@ -54,6 +55,7 @@ def plan(
     run_query: Annotated[
         bool, typer.Option("--run-query", help="Also run the query, read only, for 5 s at most, and time lookups.")
     ] = False,
+    without_spark: WithoutSpark = False,
     sql: Annotated[bool, typer.Option("--sql", help="Print the DDL of all phases, for review.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -92,7 +94,7 @@ def plan(
         if pays is not None:
             say(f"will it pay: {pays}")
         raise typer.Exit(InvalidInput.exit_code)
-    dry = forecast.run(database, definition, options, with_trial=not sql)
+    dry = forecast.run(database, definition, options, with_trial=not sql, on_spark=not without_spark)
     if sql and dry.survey is not None:
         raise InvalidInput("the plan can't print the DDL of an index over shards: leave --sql out")
     if sql:

@@ -145,7 +145,8 @@ BEGIN
         RAISE object_not_in_prerequisite_state USING
             MESSAGE = format('index %s has no running operation to pause: its last one is %s', index, o.status);
     END IF;
-    PERFORM roir.pause_operation(o.id, o.epoch, actor, reason, format('at %s %%: %s', percent, reason));
+    -- Open batches still commit.
+    PERFORM roir.pause_operation(o.id, o.epoch, actor, reason, format('asked for at %s %%: %s', percent, reason));
     RETURN format('paused at %s %%', percent);
 END $$;
 

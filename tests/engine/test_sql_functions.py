@@ -38,6 +38,9 @@ def test_pause_resume_and_abort_by_the_name_as_sql_writes_it(database: Database,
     assert sql(user, "SELECT roir.pause(%s, 'lunch')", NAME) == [("paused at 0.0 %",)]
     user.commit()
     assert "already paused" in sql(user, "SELECT roir.pause(%s)", NAME)[0][0]
+    # Found: the history said that it paused at 0.0 %, although the open batches then brought it to 0.3 %.
+    [(detail,)] = sql(user, "SELECT detail FROM roir.event WHERE action = 'pause'")
+    assert detail == "asked for at 0.0 %: lunch"
     paused = operation_status(database, prepared.operation_id)
     assert (paused.status, paused.pause_reason, paused.paused_by) == ("paused", "lunch", "postgres")
     sql(user, "SELECT roir.resume(%s, parallelism => 7)", NAME)

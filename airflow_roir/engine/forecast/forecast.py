@@ -33,8 +33,16 @@ class Forecast(DryRun):
     trial: Trial | str | None
 
 
-def run(database: Database, definition: IndexDefinition, options: BuildOptions, with_trial: bool = False) -> Forecast:
+def run(
+    database: Database,
+    definition: IndexDefinition,
+    options: BuildOptions,
+    with_trial: bool = False,
+    on_spark: bool = True,
+) -> Forecast:
     """Does a dry run, and forecasts the time of the build. with_trial: copy some rows and roll them back.
+
+    on_spark: False if threads of the command will do the work.
 
     Raises all that `dry_run.run` raises.
     """
@@ -46,7 +54,7 @@ def run(database: Database, definition: IndexDefinition, options: BuildOptions, 
             tried = "nothing of a shard's rows is tried"
         elif with_trial:
             tried = trials.attempt(connection, dry.source, dry.entry)
-        expected = _expected(connection, dry, options, tried if isinstance(tried, Trial) else None)
+        expected = _expected(connection, dry, options, tried if isinstance(tried, Trial) else None, on_spark)
         seen.append((expected, tried, worths.of_index(connection, dry)))
 
     dry = dry_run.run(database, definition, options, also=look)

@@ -15,14 +15,14 @@ from airflow_roir.engine.database import Database, execute, said
 from airflow_roir.engine.forecast import objections, rights, signals
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.schema import schema
-from airflow_roir.engine.sessions.room import BESIDE_WORKERS, OF_WORKER, Room, room_of
+from airflow_roir.engine.sessions.room import Room, room_of, sessions_of
 from airflow_roir.engine.source import catalog, checks
 from airflow_roir.errors import RightMissing, RoirError
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, size
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
-# For looks from another machine than the one that counts.
+# For looks from another machine than the one that counts, and for what can't be read.
 UNKNOWN = "unknown"
 SETTINGS = """
 SELECT current_setting('server_version') AS version, current_setting('server_encoding') AS encoding,
@@ -133,10 +133,10 @@ def _guard(connection: Connection) -> Finding:
 
 
 def _connections(room: Room, options: BuildOptions) -> Finding:
-    needed = OF_WORKER * options.parallelism + BESIDE_WORKERS
     workers = counted(options.parallelism, "worker")
+    needed = sessions_of(options.parallelism)
     says = f"{room.used} of {room.most} are used, and a build with {workers} takes up to {needed}"
-    if room.used + needed <= room.most:
+    if room.left(options.parallelism) >= 0:
         return Finding("max_connections", OK, says)
     return Finding("max_connections", WARNING, says, "Raise max_connections, or build with a smaller --parallelism")
 
@@ -148,7 +148,7 @@ def _signals(database: Database, surroundings: Surroundings | None) -> list[Find
     found = [
         Finding(
             "throttle",
-            OK,
+            UNKNOWN,
             f"{one.signal.name} {f'of {one.of} ' if one.of else ''}can't be read: {one.problem}",
             f"That matters only if you throttle by {one.signal.name}",
         )

@@ -23,6 +23,11 @@ SELECT current_setting('max_connections')::int AS most, (SELECT sum(numbackends)
 """
 
 
+def sessions_of(workers: int) -> int:
+    """The most sessions of an operation with that many workers."""
+    return OF_WORKER * workers + BESIDE_WORKERS
+
+
 @dataclass(frozen=True)
 class Room:
     """A server's connections. used: by all sessions now; reserved: for superusers and other roles."""
@@ -31,11 +36,14 @@ class Room:
     used: int
     reserved: int
 
+    def left(self, workers: int) -> int:
+        """The connections that stay free beside an operation with that many workers; negative if some lack."""
+        return self.most - self.used - self.reserved - sessions_of(workers)
+
     @property
     def workers(self) -> int:
         """The most workers that leave a tenth of the connections free; at least the default, who wait for theirs."""
-        left = self.most - self.used - self.reserved - math.ceil(SPARE * self.most) - BESIDE_WORKERS
-        return max(BuildOptions.parallelism, left // OF_WORKER)
+        return max(BuildOptions.parallelism, (self.left(0) - math.ceil(SPARE * self.most)) // OF_WORKER)
 
     def warning(self, parallelism: int) -> str | None:
         """A sentence if fewer workers than asked for can start."""

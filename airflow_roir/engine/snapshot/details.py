@@ -74,7 +74,7 @@ DELTA = "SELECT state::text AS state, count(*) AS rows FROM {delta} {sample} GRO
 
 
 # The beginning of a requested pause's text. If a run pauses the operation itself, the text is the error alone.
-HOW_FAR = re.compile(r"at [0-9.]+ %: ")
+HOW_FAR = re.compile(r"asked for at [0-9.]+ %: ")
 # A run that was ended on purpose, by a mark or a signal: no error.
 BY_USER = re.compile(r"interrupted$|its task .+ was (marked|cleared)|its run was deleted|its run .+, or was marked$")
 

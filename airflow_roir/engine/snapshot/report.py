@@ -27,8 +27,8 @@ from airflow_roir.operation import BUILDS, Kind, Status
 from airflow_roir.options import LIVE
 from airflow_roir.quantity import counted, duration, lost, rate, size
 
-# All that Markdown or the HTML in it gives a meaning to.
-_MARKS = re.compile(r"([\\`*_{}\[\]()#+!|<>~&$])")
+# All that Markdown or the HTML in it gives a meaning to within a line. An underscore has none inside a name.
+_MARKS = re.compile(r"([\\`*\[\]|<~&$]|(?<![^\W_])_|_(?![^\W_]))")
 STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td,th{text-align:left;padding:.2em 1em .2em 0}"
 
 # A title, the heads of its columns ('' for none), rows of plain texts.
