@@ -77,7 +77,7 @@ TABLE = [
         "wrong_value",
         "A column, a key or a connection doesn't exist",
         ENDED,
-        "Trigger the DAG with the right value; the message names the nearest",
+        "*Trigger again* with the right value: the message names the nearest",
         "custumer_id",
         conf={"keys": "custumer_id, ordered_at"},
     ),
@@ -289,10 +289,10 @@ PLAIN = (
 
 
 def plain(text: str) -> str:
-    """The text as it is at each time, for a cell of a Markdown table."""
+    """The text as it is at each time, for a paragraph of Markdown."""
     for pattern, instead in PLAIN:
         text = re.sub(pattern, instead, text)
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(text.split()).replace("<", "&lt;")
 
 
 def said_by_tab(page: Any) -> str:
@@ -316,24 +316,27 @@ def said_by_status(text: str) -> str:
 
 
 class Gallery:
-    """The rows of docs/failures.md: those that it has, and those that are drawn now."""
+    """The sections of docs/failures.md: those that it has, and those that are drawn now."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, str] = {}
+        self.sections: dict[str, str] = {}
+
+    def draw(self, failure: Failure, tab: str, status: str) -> None:
+        """Keeps what both surfaces say."""
+        picture = f"![{failure.what}](images/failed_{failure.name}.png)"
+        parts = ("*Index build* says:", f"> {tab}", "`roir status` says:", f"> {status}", picture)
+        self.sections[failure.what] = "\n\n".join(parts)
 
     def write(self) -> None:
-        """Replaces the page's table and pictures."""
-        lines = re.findall(r"^\| \[.*$", PAGE.read_text(), flags=re.MULTILINE)
-        self.rows = {line[3:].split("](#")[0]: line for line in lines} | self.rows
-        table = [
-            "| what failed | the tab *Index build* says | `roir status` says | what helps |",
-            "| --- | --- | --- | --- |",
-        ]
-        shown = [one for one in TABLE if one.what in self.rows]
-        table += [self.rows[one.what] for one in shown]
-        for one in shown:
-            table += ["", f"## {one.what}", "", f"![{one.what}](images/failed_{one.name}.png)"]
-        made = "\n".join(table)
+        """Replaces the page's table and sections."""
+        kept = re.findall(r"^## (.*)\n\n((?:(?!^## |^<!--).*\n)*)", PAGE.read_text(), flags=re.MULTILINE)
+        self.sections = {what: text.strip() for what, text in kept} | self.sections
+        table, below = ["| what failed | what helps |", "| --- | --- |"], []
+        for one in (one for one in TABLE if one.what in self.sections):
+            link = re.sub(r"[^\w\- ]", "", one.what.lower()).replace(" ", "-")
+            table.append(f"| [{one.what}](#{link}) | {one.helps} |")
+            below += ["", f"## {one.what}", "", self.sections[one.what]]
+        made = "\n".join([*table, *below])
         pattern = r"(<!-- made: failures -->\n\n).*?(\n<!-- end -->)"
         page = re.sub(pattern, lambda found: f"{found[1]}{made}\n{found[2]}", PAGE.read_text(), flags=re.DOTALL)
         PAGE.write_text(page)
@@ -385,6 +388,4 @@ def test_a_failure_and_its_picture(failure: Failure, case: Shown, airflow: Stand
         boxes = [box for one in parts.all() if (box := one.bounding_box())]
         height = min(max(box["y"] + box["height"] for box in boxes) + 6, MOST_HEIGHT)
         keep(f"failed_{failure.name}", page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": height}))
-    link = re.sub(r"[^\w\- ]", "", failure.what.lower()).replace(" ", "-")
-    cells = (f"[{failure.what}](#{link})", said, said_by_status(case.status_lines()), failure.helps)
-    gallery.rows[failure.what] = f"| {' | '.join(cells)} |"
+    gallery.draw(failure, said, said_by_status(case.status_lines()))

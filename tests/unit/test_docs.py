@@ -190,6 +190,17 @@ def test_every_section_that_the_code_names_exists() -> None:
                 assert not anchor or anchor in headings, f"{file.relative_to(ROOT)}: docs/{page}#{anchor}"
 
 
+def test_a_failure_is_found_in_the_table_at_a_glance() -> None:
+    """Found: cells of ninety words, in which a reader looked for what helps."""
+    page = (ROOT / "docs" / "failures.md").read_text()
+    rows = re.findall(r"^\| \[(.*)\]\(#[\w-]+\) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) > 10
+    for what, helps in rows:
+        assert max(len(what), len(helps)) <= 100, what
+        section = page.partition(f"\n## {what}\n")[2].partition("\n## ")[0]
+        assert all(words in section for words in ("*Index build* says:", "`roir status` says:", "![")), what
+
+
 def test_the_readme_is_read_in_three_minutes() -> None:
     assert len(README.read_text().split()) <= 900
 
