@@ -6,7 +6,6 @@ Only conditions of WHERE that are connected by AND count: a column of a table co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
@@ -26,27 +25,26 @@ from roir_client.registry import Index, KeyColumn, Registry
 
 @dataclass(frozen=True)
 class Pin:
-    """A condition on a column of an index. bind: the place of its value among the statement's bound parameters."""
+    """A condition on a column of an index. bind: the name of its value among the compiled statement's parameters."""
 
     column: KeyColumn
     kind: str
-    bind: int | None
+    bind: str | None
     type: Any
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A table or alias in a statement whose rows an index can find. leaf: the place of a condition on it."""
+    """A table or alias in a statement, `from_`, whose rows an index can find. named: as the session finds the table."""
 
     index: Index
     pins: tuple[Pin, ...]
-    leaf: int
+    from_: Any
     named: tuple[str | None, str]
 
 
 @dataclass
 class _Condition:
-    leaf: int
     column: Column[Any]
     kind: str
     bind: BindParameter[Any] | None
@@ -63,22 +61,14 @@ def leaves(criteria: Sequence[Any]) -> Iterator[Any]:
             yield one
 
 
-def column_of(leaf: Any) -> Column[Any]:
-    """The column of a condition that `targets` chose."""
-    return leaf.left if isinstance(leaf.left, Column) else leaf.right
-
-
-def targets(
-    statement: Any, binds: Sequence[BindParameter[Any]], registry: Registry, dialect: Any, schemas: Mapping[Any, Any]
-) -> tuple[Target, ...]:
+def targets(statement: Any, compiled: Any, registry: Registry, schemas: Mapping[Any, Any]) -> tuple[Target, ...]:
     """The tables of a statement that indexes can restrict.
 
-    binds: the parameters of the statement's cache key. schemas: its schema_translate_map.
+    compiled: the statement's compiled form. schemas: its schema_translate_map.
     """
-    places = {id(bind): place for place, bind in enumerate(binds)}
     by_from: dict[Any, list[_Condition]] = {}
-    for number, leaf in enumerate(leaves(statement._where_criteria)):
-        found = _condition(number, leaf)
+    for leaf in leaves(statement._where_criteria):
+        found = _condition(leaf)
         if found is not None and _table(found.column) is not None:
             by_from.setdefault(found.column.table, []).append(found)
     plain = _is_plain(statement)
@@ -86,13 +76,13 @@ def targets(
     for from_, conditions in by_from.items():
         table = from_ if isinstance(from_, Table) else from_.element
         schema = schemas.get(table.schema, table.schema) if schemas else table.schema
-        target = _best(registry.of(schema, table.name), (schema, table.name), conditions, places, dialect, plain)
-        if target is not None:
-            chosen.append(target)
+        best = _best(registry.of(schema, table.name), conditions, compiled, plain)
+        if best is not None:
+            chosen.append(Target(*best, from_, (schema, table.name)))
     return tuple(chosen)
 
 
-def _condition(number: int, leaf: Any) -> _Condition | None:
+def _condition(leaf: Any) -> _Condition | None:
     if not isinstance(leaf, BinaryExpression):
         return None
     left, right, operator = leaf.left, leaf.right, leaf.operator
@@ -100,12 +90,12 @@ def _condition(number: int, leaf: Any) -> _Condition | None:
         if isinstance(right, Column) and isinstance(left, BindParameter):
             left, right = right, left
         if isinstance(left, Column) and isinstance(right, BindParameter) and not right.expanding:
-            return _Condition(number, left, EQUAL, right)
+            return _Condition(left, EQUAL, right)
     elif operator is operators.in_op:
         if isinstance(left, Column) and isinstance(right, BindParameter) and right.expanding:
-            return _Condition(number, left, ONE_OF, right)
+            return _Condition(left, ONE_OF, right)
     elif operator is operators.is_ and isinstance(left, Column) and isinstance(right, Null):
-        return _Condition(number, left, NULL, None)
+        return _Condition(left, NULL, None)
     return None
 
 
@@ -131,55 +121,46 @@ def _is_plain(statement: Any) -> bool:
 
 
 def _best(
-    indexes: Sequence[Index],
-    named: tuple[str | None, str],
-    conditions: Sequence[_Condition],
-    places: Mapping[int, int],
-    dialect: Any,
-    plain: bool,
-) -> Target | None:
-    best: Target | None = None
+    indexes: Sequence[Index], conditions: Sequence[_Condition], compiled: Any, plain: bool
+) -> tuple[Index, tuple[Pin, ...]] | None:
+    best: tuple[Index, tuple[Pin, ...]] | None = None
     pinned = {one.column.name for one in conditions if one.kind != NULL}
     for index in indexes:
         # The planner needs no help.
         if index.parts <= pinned:
             continue
         pins = []
-        leaf = None
         for column in index.key:
-            pin, at = _pin(column, conditions, places, dialect)
+            pin = _pin(column, conditions, compiled)
             if pin is None:
                 break
             pins.append(pin)
-            leaf = at if leaf is None else leaf
-        if leaf is None or not (plain or any(pin.kind != NULL for pin in pins)):
+        if not pins or not (plain or any(pin.kind != NULL for pin in pins)):
             continue
-        found = Target(index, tuple(pins), leaf, named)
-        if best is None or _rank(found) > _rank(best):
+        found = index, tuple(pins)
+        if best is None or _rank(*found) > _rank(*best):
             best = found
     return best
 
 
-def _rank(target: Target) -> tuple[bool, int, int]:
+def _rank(index: Index, pins: Sequence[Pin]) -> tuple[bool, int, int]:
     """One row is best, then many conditions, then a short key."""
-    exact = len(target.pins) >= target.index.unique and all(pin.kind == EQUAL for pin in target.pins)
-    return exact, len(target.pins), -len(target.index.key)
+    exact = len(pins) >= index.unique and all(pin.kind == EQUAL for pin in pins)
+    return exact, len(pins), -len(index.key)
 
 
-def _pin(
-    column: KeyColumn, conditions: Sequence[_Condition], places: Mapping[int, int], dialect: Any
-) -> tuple[Pin | None, int]:
-    """The best condition on a column that can be asked for, and its place."""
+def _pin(column: KeyColumn, conditions: Sequence[_Condition], compiled: Any) -> Pin | None:
+    """The best condition on a column that can be asked for."""
     for kind in (EQUAL, ONE_OF, NULL):
         for one in conditions:
             if one.kind != kind or one.column.name != column.name:
                 continue
             if one.bind is None:
-                return Pin(column, NULL, None, None), one.leaf
-            place = places.get(id(one.bind))
-            if place is not None and _is_typed(one.bind.type, dialect):
-                return Pin(column, kind, place, one.bind.type), one.leaf
-    return None, 0
+                return Pin(column, NULL, None, None)
+            sent = compiled.binds.get(one.bind.key)
+            if sent is not None and _is_typed(sent.type, compiled.dialect):
+                return Pin(column, kind, compiled.bind_names[sent], sent.type)
+    return None
 
 
 def _is_typed(type_: Any, dialect: Any) -> bool:
@@ -205,21 +186,6 @@ def is_sent_typed(type_: Any, value: Any, dialect: Any) -> bool:
         return True
     process = type_._cached_bind_processor(dialect)
     return type(process(value) if process else value) in _TYPED
-
-
-_ANONYMOUS = re.compile(r"%\(\d+ (.*)\)s")
-
-
-def is_overridden(bind: BindParameter[Any], values: Mapping[str, Any]) -> bool:
-    """True if one of the values given to the execution may be for this parameter under the name that it is compiled to.
-
-    An anonymous parameter `no` is compiled to `no_1`, or `no_2`.
-    """
-    body = _ANONYMOUS.fullmatch(bind.key)
-    if body is None:
-        return False
-    name = re.compile(re.escape(body[1]) + r"_\d+")
-    return any(name.fullmatch(key) for key in values)
 
 
 def may_turn_none(type_: Any) -> bool:

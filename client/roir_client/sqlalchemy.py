@@ -23,178 +23,176 @@ Take the engine out (`stop`) before you remove the schema `roir` from the databa
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from sqlalchemy import BindParameter, Boolean, Delete, Engine, Update, bindparam, event, text
+from sqlalchemy import Delete, Engine, Update, bindparam, event, literal_column, text
 from sqlalchemy import column as new_column
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.selectable import Select
-from sqlalchemy.types import UserDefinedType
 
-from roir_client import lookup, registry, shape
-from roir_client.lookup import EQUAL, FOUND, Found
-from roir_client.registry import Index, Registry
+from roir_client import lookup, shape
+from roir_client.lookup import EQUAL, Found
+from roir_client.registry import Registry
 from roir_client.shape import Target
-
-log = logging.getLogger("roir_client")
+from roir_client.use import LEAST_PARTITIONS, MOST_ROWS, REFRESH_S, Use, log
 
 # execution_options(roir=False), of a statement, a connection or a session, leaves statements as they are.
 OPTION = "roir"
 DRIVERS = ("psycopg2", "psycopg", "psycopg_async", "asyncpg")
-# With fewer partitions the planner is as fast by itself.
-LEAST_PARTITIONS = 100
-# With more rows the constants cost more than they save.
-MOST_ROWS = 100
-# Shapes of statements whose analysis is kept.
-MOST_SHAPES = 2_000
+# Numbers of values, of one statement, for which the statement that looks up is kept.
+MOST_SIZES = 100
 # No other kind of statement is looked at.
 _STATEMENTS = (Select, Update, Delete)
-_IN = operators.custom_op("IN", precedence=5, is_comparison=True, return_type=Boolean())
-# The answer of an index that isn't what the registry says.
-_STALE = ("gone", "error")
-# The shortest time between two readings of the registry.
-PAUSE_S = 1.0
+# What SQLAlchemy expands at each execution.
+_EXPANDED = "[POSTCOMPILE_"
+_IN: operators.custom_op[bool] = operators.custom_op("IN", precedence=5, is_comparison=True)
 
 
-class _Constants(UserDefinedType[str]):
-    """SQL of constants, as the server has written it."""
+@dataclass(frozen=True)
+class _Sent:
+    """A statement as the driver takes it. binds: the names and processors of its parameters, in their order."""
 
-    cache_ok = True
+    sql: str
+    binds: Sequence[tuple[str, Any]]
+    positional: bool
 
-    def get_col_spec(self, **_: Any) -> str:
-        return "text"
-
-    def literal_processor(self, dialect: Any) -> Callable[[str], str]:
-        return lambda value: value
-
-
-_CONSTANTS = _Constants()
+    def parameters(self, values: Mapping[str, Any]) -> Any:
+        """The values as the driver takes them."""
+        some = ((name, process(values[name]) if process else values[name]) for name, process in self.binds)
+        return tuple(value for _, value in some) if self.positional else dict(some)
 
 
-class Indexes:
-    """The indexes that the statements of one engine use. `use_indexes` makes it.
+@dataclass(eq=False)
+class _Rewriting:
+    """Where a compiled statement takes the keys that were found for a target.
 
-    enabled: False leaves all statements as they are. counts: how often a statement was `rewritten`, and how often not,
-    by reason: `values` that can't serve, `type` of a value, `many` rows, the session's `settings`, `gone`, `doubtful`,
-    `name`, `rights`, `error` and `failed`, which the logger `roir_client` explains.
+    added: what is added at the beginning of its WHERE; the places of the constants are cut out. beside: the text before
+    that place, or, if `leads` is False, behind it: the one that no execution expands.
     """
 
-    def __init__(self, engine: Engine, enabled: bool, least_partitions: int, most_rows: int, refresh_s: float) -> None:
-        self.enabled = enabled
-        self.counts: Counter[str] = Counter()
-        self._engine = engine
-        self._least_partitions = least_partitions
-        self._most_rows = most_rows
-        self._refresh_s = refresh_s
-        self._lock = threading.Lock()
-        self._refresh_at = 0.0
-        self._known: tuple[Registry, dict[Any, tuple[Target, ...]]] = (Registry(), {})
-        self._lookups: dict[Any, Any] = {}
-        event.listen(engine, "before_execute", self._before_execute, retval=True)
+    target: Target
+    added: Sequence[str]
+    beside: str
+    leads: bool
+    lookups: dict[tuple[int, ...], _Sent] = field(default_factory=dict)
 
-    def refresh(self) -> None:
-        """Reads again which indexes there are, before the next statement."""
-        self._refresh_at = 0.0
+    def place(self, sql: str) -> int | None:
+        """Where to add; None if this is another text."""
+        if self.leads:
+            return len(self.beside) if sql.startswith(self.beside) else None
+        return len(sql) - len(self.beside) if sql.endswith(self.beside) else None
+
+    def constants(self, found: Found) -> str:
+        """What to add."""
+        some = [found.constants(n) for n in range(len(self.target.index.identity))]
+        return "".join(part for pair in zip(self.added, [*some, ""], strict=True) for part in pair)
+
+
+class Indexes(Use):
+    """The indexes that the statements of one engine use. `use_indexes` makes it.
+
+    It counts what `Use` does, and `text`: a statement that another listener has changed; `isolation`: a statement
+    outside a transaction, at another level than READ COMMITTED.
+    """
+
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        super().__init__(**options)
+        self._engine = engine
+        # By compiled statement, then by its schema_translate_map.
+        self._rewritings: WeakKeyDictionary[Any, dict[Any, Sequence[_Rewriting]]] = WeakKeyDictionary()
+        # First: other listeners may add a comment to the text.
+        event.listen(engine, "before_cursor_execute", self._before_cursor_execute, retval=True, insert=True)
 
     def stop(self) -> None:
         """Takes the engine out: nothing is looked up any more."""
-        if event.contains(self._engine, "before_execute", self._before_execute):
-            event.remove(self._engine, "before_execute", self._before_execute)
+        if event.contains(self._engine, "before_cursor_execute", self._before_cursor_execute):
+            event.remove(self._engine, "before_cursor_execute", self._before_cursor_execute)
 
-    def _before_execute(
-        self, connection: Any, statement: Any, several: Any, values: Any, options: Mapping[str, Any]
-    ) -> tuple[Any, Any, Any]:
-        if self.enabled and isinstance(statement, _STATEMENTS) and not several and options.get(OPTION) is not False:
-            if time.monotonic() >= self._refresh_at:
+    def _before_cursor_execute(
+        self, connection: Any, cursor: Any, sql: str, parameters: Any, context: Any, several: bool
+    ) -> tuple[str, Any]:
+        if (
+            self.enabled
+            and isinstance(context.invoked_statement, _STATEMENTS)
+            and not several
+            and context.execution_options.get(OPTION) is not False
+        ):
+            if self.is_due:
                 self._read(connection)
-            known, shapes = self._known
-            if known.by_table:
+            if self.registry.by_table:
                 try:
-                    statement = self._restricted(connection, statement, values, options, known, shapes)
+                    sql = self._restricted(connection, sql, context)
                 except DBAPIError:
                     # The transaction is over; so would the statement's own error have ended it.
                     raise
                 except Exception as error:
-                    # A value that can't be bound, for example: the statement itself says it better.
-                    self.counts["failed"] += 1
-                    log.info("a statement stays as it is", exc_info=error)
-        return statement, several, values
+                    self.fail(error)
+        return sql, parameters
 
     def _read(self, connection: Any) -> None:
-        """Reads the registry in this session. Meanwhile other threads use the old one."""
-        if not self._lock.acquire(blocking=False):
-            return
+        """Reads the registry in this session. An error of it isn't the application's."""
+        saved = not _autocommits(connection)
+        if saved:
+            connection.exec_driver_sql("SAVEPOINT roir_registry")
         try:
-            self._refresh_at = time.monotonic() + self._refresh_s
-            read = registry.read(lambda sql: _fetched(connection, sql), self._least_partitions)
-            if read != self._known[0]:
-                self._known = (read, {})
-                self._lookups = {}
-                log.info("%d indexes can be used", len(read))
-        finally:
-            self._lock.release()
+            if self.read(lambda sql: connection.execute(text(sql)).scalar()):
+                self._rewritings = WeakKeyDictionary()
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            log.warning("the indexes couldn't be read: %s", error)
+            if saved:
+                connection.exec_driver_sql("ROLLBACK TO SAVEPOINT roir_registry")
+        if saved:
+            connection.exec_driver_sql("RELEASE SAVEPOINT roir_registry")
 
-    def _restricted(
-        self,
-        connection: Any,
-        statement: Any,
-        values: Mapping[str, Any],
-        options: Mapping[str, Any],
-        known: Registry,
-        shapes: dict[Any, tuple[Target, ...]],
-    ) -> Any:
-        """The statement with the keys that were found; itself if nothing was, or nothing can be."""
-        key = statement._generate_cache_key()
-        if key is None:
-            return statement
-        schemas = options.get("schema_translate_map")
-        name = key.key if not schemas else (key.key, tuple(schemas.items()))
-        targets = shapes.get(name)
-        if targets is None:
-            targets = shape.targets(statement, key.bindparams, known, connection.dialect, schemas or {})
-            if len(shapes) >= MOST_SHAPES:
-                shapes.clear()
-            shapes[name] = targets
-        if not targets:
-            return statement
-        if len(key) > 2 and key[2]:
-            values = {**key[2], **values}
-        conditions = list(shape.leaves(statement._where_criteria))
-        for target in targets:
-            asked = _asked(target, key.bindparams, values, self._most_rows, connection.dialect)
-            if asked is None:
+    def _restricted(self, connection: Any, sql: str, context: Any) -> str:
+        """The statement's text with the keys that were found; itself if nothing was, or nothing can be."""
+        new = sql
+        for one in self._rewritings_of(context):
+            place = one.place(sql)
+            asked = _asked(one.target, context, self.most_rows)
+            if place is None:
+                self.counts["text"] += 1
+            elif asked is None:
                 self.counts["values"] += 1
-                continue
-            found = self._look_up(connection, target, asked)
-            log.debug("index %s: %s, %d rows", target.index, found.outcome, len(found.keys or ()))
-            if found.outcome == FOUND:
-                self.counts["rewritten"] += 1
-                from_ = shape.column_of(conditions[target.leaf]).table
-                statement = statement.where(*_restriction(from_, target.index, found))
-                continue
-            self.counts[found.outcome] += 1
-            if found.outcome in _STALE:
-                self._refresh_at = min(self._refresh_at, time.monotonic() + PAUSE_S)
-                log.info("index %s isn't used: %s", target.index, found.said or found.outcome)
-        return statement
+            elif _autocommits(connection) and connection.default_isolation_level != "READ COMMITTED":
+                # Both statements have one snapshot only in one transaction.
+                self.counts["isolation"] += 1
+            elif self.note(one.target.index, found := self._look_up(connection, one, asked)):
+                place += len(new) - len(sql)
+                new = new[:place] + one.constants(found) + new[place:]
+        return new
 
-    def _look_up(self, connection: Any, target: Target, asked: Sequence[Sequence[Any]]) -> Found:
+    def _rewritings_of(self, context: Any) -> Sequence[_Rewriting]:
+        # Before the registry: what is made from an old one mustn't be kept among the new ones.
+        known = self._rewritings
+        compiled = context.compiled
+        of_maps = known.get(compiled)
+        if of_maps is None:
+            of_maps = known[compiled] = {}
+        schemas = compiled.schema_translate_map and context.execution_options.get("schema_translate_map")
+        name = tuple(schemas.items()) if schemas else None
+        found = of_maps.get(name)
+        if found is None:
+            found = of_maps[name] = _rewritings(compiled, self.registry, schemas or {})
+        return found
+
+    def _look_up(self, connection: Any, one: _Rewriting, asked: Sequence[Sequence[Any]]) -> Found:
         sizes = tuple(map(len, asked))
-        statement = self._lookups.get((target, sizes))
-        if statement is None:
-            if len(self._lookups) >= MOST_SHAPES:
-                self._lookups.clear()
-            statement = self._lookups[target, sizes] = _lookup_statement(target, sizes, self._most_rows)
+        sent = one.lookups.get(sizes)
+        if sent is None:
+            if len(one.lookups) >= MOST_SIZES:
+                one.lookups.clear()
+            sent = one.lookups[sizes] = _lookup_statement(one.target, sizes, self.most_rows, connection.dialect)
         values = {f"v{i}_{j}": value for i, some in enumerate(asked) for j, value in enumerate(some)}
-        return Found(*connection.execute(statement, values).one())
+        streams = connection.get_execution_options().get("stream_results")
+        options = {"stream_results": False} if streams else None
+        return Found(*connection.exec_driver_sql(sent.sql, sent.parameters(values), options).one())
 
 
 # By engine: an engine that is given again has new options, not two look-ups.
@@ -207,7 +205,7 @@ def use_indexes(
     enabled: bool = True,
     least_partitions: int = LEAST_PARTITIONS,
     most_rows: int = MOST_ROWS,
-    refresh_s: float = 60.0,
+    refresh_s: float = REFRESH_S,
 ) -> Indexes:
     """Lets the statements of an engine use the global indexes of its database.
 
@@ -231,44 +229,90 @@ def use_indexes(
         )
     if engine in _used and (before := _used[engine]()) is not None:
         before.stop()
-    indexes = Indexes(engine, enabled, least_partitions, most_rows, refresh_s)
+    indexes = Indexes(
+        engine, enabled=enabled, least_partitions=least_partitions, most_rows=most_rows, refresh_s=refresh_s
+    )
     _used[engine] = ref(indexes)
     return indexes
 
 
-def _fetched(connection: Any, sql: str) -> str | None:
-    found: str | None = connection.execute(text(sql)).scalar()
-    return found
+def _autocommits(connection: Any) -> bool:
+    return bool(connection.connection.dbapi_connection.autocommit)
 
 
-def _asked(
-    target: Target, binds: Sequence[BindParameter[Any]], given: Mapping[str, Any], most: int, dialect: Any
-) -> list[Sequence[Any]] | None:
-    """The values of each condition; None if they can't be known, or serve nothing."""
+def _rewritings(compiled: Any, known: Registry, schemas: Mapping[Any, Any]) -> Sequence[_Rewriting]:
+    """How a compiled statement can be restricted. schemas: its schema_translate_map."""
+    statement, dialect = compiled.statement, compiled.dialect
+    found = []
+    for target in shape.targets(statement, compiled, known, schemas):
+        marks = [f"roir_constants_{n}_" for n in range(len(target.index.identity))]
+        conditions = [
+            _IN(_column(target.from_, name), literal_column(f"({mark})"))
+            for name, mark in zip(target.index.identity, marks, strict=True)
+        ]
+        restricted = _compiled(_with(statement, conditions), compiled, dialect, schemas)
+        plain = _compiled(statement, compiled, dialect, schemas) if schemas else compiled.string
+        cut = _cut(plain, restricted, marks)
+        if cut is None:
+            log.debug("index %s: nothing can be added to the statement", target.index)
+        else:
+            found.append(_Rewriting(target, *cut))
+    return tuple(found)
+
+
+def _with(statement: Any, conditions: Sequence[Any]) -> Any:
+    """A statement with conditions before its own."""
+    new = statement.where(*conditions)
+    new._where_criteria = (*new._where_criteria[-len(conditions) :], *new._where_criteria[: -len(conditions)])
+    return new
+
+
+def _compiled(statement: Any, like: Any, dialect: Any, schemas: Mapping[Any, Any]) -> str:
+    """The text of a statement, compiled as another one was."""
+    options = {"schema_translate_map": schemas, "render_schema_translate": True} if schemas else {}
+    return str(statement.compile(dialect=dialect, column_keys=like.column_keys, **options).string)
+
+
+def _cut(plain: str, restricted: str, marks: Sequence[str]) -> tuple[Sequence[str], str, bool] | None:
+    """What a text has more than another, cut at the marks, and what stands beside; None if they differ otherwise."""
+    at = next((n for n, (a, b) in enumerate(zip(plain, restricted, strict=False)) if a != b), len(plain))
+    before, after = plain[:at], plain[at:]
+    added = restricted[at : len(restricted) - len(after)]
+    leads = _EXPANDED not in before
+    if before + added + after != restricted or (not leads and _EXPANDED in after):
+        return None
+    parts = []
+    for mark in marks:
+        part, mark, added = added.partition(mark)
+        if not mark:
+            return None
+        parts.append(part)
+    return [*parts, added], before if leads else after, leads
+
+
+def _asked(target: Target, context: Any, most: int) -> list[Sequence[Any]] | None:
+    """The values of each condition; None if they serve nothing."""
+    values = context.compiled_parameters[0]
     asked: list[Sequence[Any]] = []
     for pin in target.pins:
         if pin.bind is None:
             asked.append(())
             continue
-        bind = binds[pin.bind]
-        if bind.key in given:
-            value = given[bind.key]
-        elif bind.required or (given and shape.is_overridden(bind, given)):
+        names = (pin.bind,) if pin.kind == EQUAL else context._expanded_parameters[pin.bind]
+        if not 0 < len(names) <= most:
             return None
-        else:
-            value = bind.effective_value
-        some = [value] if pin.kind == EQUAL else list(value)
+        some = [values[name] for name in names]
         if any(one is None for one in some):
             if pin.kind == EQUAL or shape.may_turn_none(pin.type):
                 return None
             some = [one for one in some if one is not None]
-        if not 0 < len(some) <= most or not all(shape.is_sent_typed(pin.type, one, dialect) for one in some):
+        if not some or not all(shape.is_sent_typed(pin.type, one, context.dialect) for one in some):
             return None
         asked.append(some)
     return asked
 
 
-def _lookup_statement(target: Target, sizes: Sequence[int], most: int) -> Any:
+def _lookup_statement(target: Target, sizes: Sequence[int], most: int, dialect: Any) -> _Sent:
     names = [[f"v{i}_{j}" for j in range(size)] for i, size in enumerate(sizes)]
     conditions = [
         lookup.condition(pin.kind, [f":{name}" for name in some], pin.column.accepts)
@@ -277,18 +321,10 @@ def _lookup_statement(target: Target, sizes: Sequence[int], most: int) -> Any:
     named = [part for part in target.named if part is not None]
     sql = lookup.statement(target.index, named, [pin.column.name for pin in target.pins], conditions, most)
     binds = [bindparam(name, type_=pin.type) for pin, some in zip(target.pins, names, strict=True) for name in some]
-    return text(sql).bindparams(*binds)
-
-
-def _restriction(from_: Any, index: Index, found: Found) -> list[Any]:
-    """The conditions that the rows found meet, and perhaps others, which the statement's own condition leaves out."""
-    return [_is_in(_column(from_, name), found.constants(n)) for n, name in enumerate(index.identity)]
-
-
-def _is_in(left: Any, constants: str) -> Any:
-    # Rendered into the text: in a generic plan of a prepared statement a parameter would prune nothing when planned.
-    right = bindparam("roir", f"({constants})", _CONSTANTS, literal_execute=True, unique=True)
-    return BinaryExpression(left, right, _IN, type_=Boolean())
+    compiled = text(sql).bindparams(*binds).compile(dialect=dialect)
+    process = {bind.key: bind.type.dialect_impl(dialect).bind_processor(dialect) for bind in binds}
+    order: Sequence[str] = (compiled.positiontup or ()) if compiled.positional else list(process)
+    return _Sent(compiled.string, [(name, process[name]) for name in order], bool(compiled.positional))
 
 
 def _column(from_: Any, name: str) -> Any:

@@ -147,7 +147,7 @@ def test_async_engines(shop_dsn: str, driver: str) -> None:
 def test_an_engine_that_is_stopped_has_no_listener(shop_dsn: str) -> None:
     engine = engine_of(shop_dsn, "psycopg2")
     indexes = use_indexes(engine, least_partitions=1)
-    assert event.contains(engine, "before_execute", indexes._before_execute)
+    assert event.contains(engine, "before_cursor_execute", indexes._before_cursor_execute)
     again = use_indexes(engine, least_partitions=1)
     with engine.connect() as connection:
         connection.execute(select(orders).where(orders.c.no == "no7"))
@@ -155,7 +155,7 @@ def test_an_engine_that_is_stopped_has_no_listener(shop_dsn: str) -> None:
     indexes.stop()
     again.stop()
     again.stop()
-    assert not event.contains(engine, "before_execute", again._before_execute)
-    assert not event.contains(engine, "before_execute", indexes._before_execute)
+    assert not event.contains(engine, "before_cursor_execute", again._before_cursor_execute)
+    assert not event.contains(engine, "before_cursor_execute", indexes._before_cursor_execute)
     assert PARTITIONS == 12
     engine.dispose()

@@ -10,6 +10,7 @@ from sqlalchemy import Column, Engine, MetaData, Table, Text, select, text
 
 from airflow_roir.engine import drop
 from airflow_roir.engine.database import Database
+from roir_client import registry
 from roir_client.sqlalchemy import Indexes, use_indexes
 from tests.client.shop import engine_of, locked, orders
 from tests.conftest import run_sql
@@ -197,3 +198,41 @@ def test_other_engines_are_refused() -> None:
     engine.dialect.driver = "pg8000"
     with pytest.raises(ValueError, match="by psycopg2, psycopg"):
         use_indexes(engine)
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_registry_that_cannot_be_read_is_no_error(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, autocommit: bool
+) -> None:
+    monkeypatch.setattr(registry, "INDEXES", "SELECT 1/0")
+    indexes = use_indexes(engine, least_partitions=1)
+    options = {"isolation_level": "AUTOCOMMIT"} if autocommit else {}
+    with engine.connect().execution_options(**options) as connection:
+        assert connection.execute(ONE).scalars().all() == [7]
+        assert connection.execute(ONE).scalars().all() == [7]
+    assert indexes.counts == {}
+
+
+def test_outside_transactions_serializable_statements_stay_as_they_are(engine: Engine, shop_dsn: str) -> None:
+    name = shop_dsn.split("?")[0].rsplit("/", 1)[1]
+    counts = []
+    for level in ("read committed", "serializable"):
+        run_sql(shop_dsn, f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")
+        other = engine_of(shop_dsn, "psycopg")
+        indexes = use_indexes(other, least_partitions=1)
+        with other.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            assert connection.execute(ONE).scalars().all() == [7]
+        counts.append(dict(indexes.counts))
+        other.dispose()
+    assert counts == [{"rewritten": 1}, {"isolation": 1}]
+
+
+def test_one_compiled_form_serves_several_schemas(engine: Engine, shop_dsn: str) -> None:
+    """The copy in the other schema has no index."""
+    run_sql(shop_dsn, "CREATE SCHEMA other", "CREATE TABLE other.orders (LIKE shop.orders)")
+    run_sql(shop_dsn, "INSERT INTO other.orders (id, no, created) VALUES (8, 'no7', '2000-01-01')")
+    indexes = use_indexes(engine, least_partitions=1)
+    for schema, found in (("shop", 7), ("other", 8), ("shop", 7)):
+        with engine.connect().execution_options(schema_translate_map={"shop": schema}) as connection:
+            assert connection.execute(ONE).scalars().all() == [found]
+    assert indexes.counts == {"rewritten": 2}
