@@ -55,9 +55,9 @@ $(BIN)/uv:
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 
 # Redone only when what it is made from has changed. Everything is pinned by constraints.txt, uv itself too.
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/uv
+$(STAMP): pyproject.toml client/pyproject.toml constraints.txt | $(BIN)/uv
 	@echo "make env: installs the $$(grep -c == constraints.txt) pinned packages; PySpark alone is 440 MB"
-	$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e . --group dev
+	$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e . -e client --group dev
 	@touch $@
 	@echo "make env: done"
 

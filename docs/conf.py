@@ -50,8 +50,6 @@ nitpicky = True
 # Types of other packages, whose pages are elsewhere; and types of fields that only code reads.
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!airflow_roir\.).*"),
-    # A type variable.
-    (r"py:class", r"airflow_roir\.reading(\.local)?\.Row"),
     (r"py:class", r"airflow_roir\.engine\.forecast\.set_up\..*"),
     (r"py:class", r"airflow_roir\.engine\.(source|generation|scan\.choosing|scan\.findings\.Survey)(?!\.cut\.Plan$).*"),
 ]

@@ -12,7 +12,8 @@ these rows. The statement keeps its own condition: it never selects or changes a
 Snapshots: at REPEATABLE READ and SERIALIZABLE both statements have one snapshot: nothing differs. At READ
 COMMITTED each has its own, as two statements of the application would. The statement sees what it would have seen at
 the moment of the look-up, minus the rows that changed since such that they don't meet the condition any more, and minus
-those that moved to another partition since.
+those that moved to another partition since. The same holds at the driver's AUTOCOMMIT if the server's default level is
+READ COMMITTED; at another default statements stay as they are.
 
 A statement stays as it is if the index is being repaired or a verification found differences, if the role may not read
 the index or the primary key, if more rows are found than `most_rows`, or if in any doubt. Sub-queries, CTEs, members of

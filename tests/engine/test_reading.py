@@ -1,4 +1,4 @@
-"""Rows through an index: `roir.rows` and `airflow_roir.reading` find what the plain query of the source finds."""
+"""Rows through an index: `roir.rows` and `roir_client.rows` find what the plain query of the source finds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.orm import Session as OrmSession
 
 from airflow_roir.engine.database import Database
-from airflow_roir.reading import rows
+from roir_client.rows import rows
 from tests.conftest import database_dsn, run_sql
 from tests.engine import isolation, steps
 from tests.engine.steps import sql
