@@ -271,8 +271,9 @@ constraints: | $(BIN)/uv  ## Resolve constraints.txt anew for Python 3.10 to 3.1
 	  --quiet $(if $(call on,$(UPGRADE)),--upgrade) --output-file constraints.txt
 
 .PHONY: build
-build: | $(BIN)/uv  ## Build the wheel into dist/; needs no development environment
+build: | $(BIN)/uv  ## Build the wheels of the provider and the client into dist/; needs no development environment
 	$(BIN)/uv build --wheel --quiet --out-dir dist
+	$(BIN)/uv build --wheel --quiet --out-dir dist client
 
 .PHONY: clean
 clean:  ## Remove the environment, the caches and what was built
