@@ -48,7 +48,7 @@ DRIVERS = ("psycopg2", "psycopg", "psycopg_async", "asyncpg")
 MOST_SIZES = 100
 # No other kind of statement is looked at.
 _STATEMENTS = (Select, Update, Delete)
-# What SQLAlchemy expands at each execution.
+# SQLAlchemy expands it at each execution.
 _EXPANDED = "[POSTCOMPILE_"
 _IN: operators.custom_op[bool] = operators.custom_op("IN", precedence=5, is_comparison=True)
 
@@ -275,7 +275,7 @@ def _compiled(statement: Any, like: Any, dialect: Any, schemas: Mapping[Any, Any
 
 
 def _cut(plain: str, restricted: str, marks: Sequence[str]) -> tuple[Sequence[str], str, bool] | None:
-    """What a text has more than another, cut at the marks, and what stands beside; None if they differ otherwise."""
+    """The part that `restricted` alone has, cut at the marks, and the text beside it; None if they differ elsewhere."""
     at = next((n for n, (a, b) in enumerate(zip(plain, restricted, strict=False)) if a != b), len(plain))
     before, after = plain[:at], plain[at:]
     added = restricted[at : len(restricted) - len(after)]
