@@ -28,6 +28,7 @@ from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.snapshot.operation import status as read_status
 from airflow_roir.engine.verify.report import VerifyReport
 from airflow_roir.operation import OF_A_BUILD
+from demo.application import Asked, ask
 from demo.dataset import Dataset, Unique, analyze, flights, lineitem
 from demo.writer import Felt, Writer
 from servers.airflow import AirflowError, StandaloneAirflow, processes_of, wait_until
@@ -62,6 +63,7 @@ class Story:
     comparison: VerifyReport | None = None
     lookup_rows: int = 0
     lookup_ms: tuple[float, float] = (0.0, 0.0)
+    asked: Asked | None = None
     # The unique index: its comparison, and the errors that refuse PostgreSQL's own index and a second row of a key.
     unique: VerifyReport | None = None
     refusals: list[str] = field(default_factory=list)
@@ -153,6 +155,9 @@ def tell(dataset: Dataset, dsn: str, airflow: StandaloneAirflow, connection: dic
         story.unique = verify(database, dataset.unique.index)
         story.expect(story.unique.is_exact and story.unique.rows > 0, "unique index = source at the end")
         collide(story, dataset.unique, dsn)
+    story.asked = asked = ask(dataset, dsn)
+    story.expect(asked.same and asked.rows[1] > 0, "the application's query finds the same rows")
+    story.expect(asked.partitions[1] < asked.partitions[0], "the application's query opens fewer partitions")
     red = in_red(airflow)
     story.expect(not red, f"nothing is red in Airflow: {', '.join(red)}")
     return story
@@ -325,6 +330,11 @@ def show(story: Story, seconds: float) -> None:
         "lookup": f"{story.lookup_rows:,} rows; by the index {story.lookup_ms[1]:.2f} ms, "
         f"by the table {story.lookup_ms[0]:.2f} ms",
     }
+    if (asked := story.asked) is not None:
+        rows["an application"] = (
+            f"SQLAlchemy's query by {asked.keys} opens {asked.partitions[0]} partitions; with roir-client, unchanged, "
+            f"{asked.partitions[1]} (rows: {asked.rows[1]})"
+        )
     if story.unique is not None and len(story.refusals) == 2:
         rows |= {"unique index": f"{story.unique.index}, {_compared(story.unique)}"}
         rows |= dict(zip(("a native one", "a second row"), story.refusals, strict=True))
