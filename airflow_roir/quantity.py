@@ -9,7 +9,11 @@ _SPANS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
 # The causes of lost time that aren't signals, in words; as `NAMES` in page/static/throttle.js.
 CAUSES = {
-    "exhausted": "a lack of disk, memory or connections",
+    "disk": "a lack of disk",
+    "memory": "a lack of memory",
+    "connections": "a lack of connections",
+    "limit": "a limit of the server",
+    "exhausted": "a lack of the server's resources",
     "cancelled": "statements that others cancelled",
     "unreadable": "signals that couldn't be read",
     "starting": "a start with few workers",

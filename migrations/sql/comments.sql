@@ -201,7 +201,7 @@ COMMENT ON COLUMN roir.operation.warn_after_s IS 'the length of a pause after wh
 COMMENT ON COLUMN roir.operation.abort_after_s IS 'the length of a pause after which it is aborted; null: never';
 
 COMMENT ON TABLE roir.throttle_time IS 'Time that an operation has lost to its throttle, by cause.';
-COMMENT ON COLUMN roir.throttle_time.cause IS 'a signal, or exhausted';
+COMMENT ON COLUMN roir.throttle_time.cause IS 'a signal, or what the server lacked: disk, memory, connections';
 COMMENT ON COLUMN roir.throttle_time.seconds IS 'of all workers together';
 COMMENT ON COLUMN roir.throttle_time.last_at IS 'when time was last lost';
 

@@ -743,11 +743,11 @@ def test_the_rate_limit_is_changed_where_the_workers_are(airflow: Airflow, tab: 
 
 def test_lost_time_without_limits_names_its_cause_in_words(airflow: Airflow, tab: Any) -> None:
     """Found: `Limits: none any more` where there had never been one."""
-    lost = [{"cause": "exhausted", "seconds": 13.0, "share": 0.2}]
+    lost = [{"cause": "memory", "seconds": 13.0, "share": 0.2}]
     airflow.progress["governor"] = THROTTLE | {"limits": "", "lost": lost, "signals": [], "grants": []}
     panel = tab.get_by_role("region", name="Throttle")
     panel.get_by_text("Limits: none", exact=True).wait_for()
-    assert panel.locator(".lost dt").all_inner_texts() == ["Lack of disk, memory or connections"]
+    assert panel.locator(".lost dt").all_inner_texts() == ["Lack of memory"]
 
 
 def test_the_throttle_tells_why_what_it_cost_and_how_each_signal_is(airflow: Airflow, tab: Any) -> None:

@@ -188,3 +188,29 @@ def test_an_operator_corrects_the_values_of_a_failed_run(
     page.wait_for_url(lambda url: "/runs/" in url and quote(runs["failed"], safe=":+") not in url)
     [newest] = api.call("GET", f"/api/v2/dags/{DAG}/dagRuns?order_by=-run_after&limit=1")["dag_runs"]
     assert (newest["conf"]["table"], newest["conf"]["index"]) == ("public.items", f"{INDEX}_failed")
+
+
+@by_user
+def test_the_first_stop_of_airflow_s_page_leads_into_ours(
+    api: ApiServer, page: Any, user: str, runs: dict[str, str]
+) -> None:
+    """Found: 73 stops of Airflow's own before *Pause*."""
+    address = f"{api.url}/dags/{DAG}/runs/{quote(runs['running'], safe=':+')}/plugin/index-build"
+    walk = Walk(page, address, "Index build", READY["running"])
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to Index build")
+    playwright.expect(skip).to_be_focused()
+    assert skip.bounding_box()["width"] > 100, "it is seen"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert walk.is_inside()
+    assert walk.frame.evaluate(FOCUSED) == ("Pause" if user == "op" else HISTORY)
+    page.get_by_role("link", name="Dags", exact=True).first.click()
+    playwright.expect(page.locator("#roir-skip")).to_have_count(0)
+    page.goto(f"{api.url}/plugin/indexes")
+    page.frame_locator('iframe[title="Indexes"]').locator("h3").first.wait_for()
+    page.keyboard.press("Tab")
+    playwright.expect(page.get_by_role("link", name="Skip to Indexes")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName === 'IFRAME'")

@@ -221,7 +221,7 @@ def test_a_full_disk_is_waited_for_with_nothing_open(
     user = steps.session(dsn)
     lost = dict(steps.sql(user, "SELECT cause, count(*) FROM roir.throttle_time GROUP BY cause"))
     events = steps.sql(user, "SELECT count(*) FROM roir.event WHERE action = 'exhausted'")[0][0]
-    assert (lost == {"exhausted": 1}, events > 0) == (bool(looks), bool(looks))
+    assert (lost == {"disk": 1}, events > 0) == (bool(looks), bool(looks))
     assert steps.sql(user, "SELECT throttled, throttled_since FROM roir.operation") == [(None, None)]
 
 

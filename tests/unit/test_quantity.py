@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_roir.engine.governor.control import STARTING, UNREADABLE
-from airflow_roir.engine.retry.trouble import Trouble
+from airflow_roir.engine.retry.trouble import LACKS, Trouble
 from airflow_roir.quantity import CAUSES, counted, duration, left, lost, percent, rate, size
 
 
@@ -63,8 +63,13 @@ def test_what_is_left_is_as_exact_as_an_estimate_and_never_nothing() -> None:
 
 
 def test_lost_time_names_its_causes_in_words() -> None:
-    """Found: `lost 13 s to exhausted`."""
-    seconds = {"replica_lag": 192, "exhausted": 13, "lock_waits": 0.0}
-    assert lost(seconds) == "lost 3 min 12 s to replica_lag, 13 s to a lack of disk, memory or connections"
+    """Found: `lost 13 s to exhausted`; then `to a lack of disk, memory or connections`, whichever it was."""
+    seconds = {"replica_lag": 192, "memory": 13, "lock_waits": 0.0}
+    assert lost(seconds) == "lost 3 min 12 s to replica_lag, 13 s to a lack of memory"
     assert lost({}) == ""
-    assert {*CAUSES} == {UNREADABLE, STARTING, *(one.value for one in Trouble if one is not Trouble.LOST)}
+    assert {*CAUSES} == {
+        UNREADABLE,
+        STARTING,
+        *LACKS.values(),
+        *(one.value for one in Trouble if one is not Trouble.LOST),
+    }

@@ -65,12 +65,12 @@ class Shortage(Saying):
         with suppress(DBAPIError), self._database.transaction() as connection:
             read_running(connection, self._run)
 
-    def end(self, trouble: Trouble, seconds: float) -> None:
+    def end(self, cause: str, seconds: float) -> None:
         """Removes the reason, and counts the lost time."""
         with suppress(DBAPIError), self._database.transaction() as connection:
             execute(connection, END, self._values)
-            execute(connection, LOST, {**self._values, "cause": trouble.value, "seconds": round(seconds, 3)})
-        super().end(trouble, seconds)
+            execute(connection, LOST, {**self._values, "cause": cause, "seconds": round(seconds, 3)})
+        super().end(cause, seconds)
 
     def _record(self, connection: Connection, index_id: int, action: str, detail: str) -> None:
         operations.record_event(connection, index_id, self._run.operation_id, self._run.owner, action, detail)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
-from airflow_roir.engine.retry.trouble import Trouble, is_out_of_reach, reason_of, trouble_of
+from airflow_roir.engine.retry.trouble import Trouble, cause_of, is_out_of_reach, reason_of, trouble_of
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.quantity import duration
 
@@ -124,8 +124,11 @@ class Told(Protocol):
     def look(self) -> None:
         """Called every few seconds of a wait; may raise an error, which ends it."""
 
-    def end(self, trouble: Trouble, seconds: float) -> None:
-        """Called when the wait is over, with or without success, after these seconds of waits and failed attempts."""
+    def end(self, cause: str, seconds: float) -> None:
+        """Called when the wait is over, with or without success, after these seconds of waits and failed attempts.
+
+        cause: as `trouble.cause_of` names it.
+        """
 
 
 class Saying:
@@ -149,7 +152,7 @@ class Saying:
     def look(self) -> None:
         """Does nothing: only the end of the cause ends the wait."""
 
-    def end(self, trouble: Trouble, seconds: float) -> None:
+    def end(self, cause: str, seconds: float) -> None:
         """Report how long the wait was."""
         self._report(f"waited {seconds:.0f} s: {self._reason}")
         self._reason = ""
@@ -178,7 +181,8 @@ class Patience:
             Trouble.EXHAUSTED: BackOff(limits.exhausted_s, self._wait, EXHAUSTED_FIRST_S, longest, inf),
             Trouble.CANCELLED: BackOff(limits.exhausted_s, self._wait, CANCELLED_FIRST_S, longest, inf),
         }
-        self._trouble: Trouble | None = None
+        # The cause of the present wait; None while none is counted.
+        self._cause: str | None = None
         self._since = 0.0
 
     def waits(self, error: BaseException) -> bool:
@@ -192,9 +196,9 @@ class Patience:
             return False
         if trouble is Trouble.CANCELLED:
             self._cancels -= 1
-        if self._trouble is not trouble:
+        if self._cause != (cause := cause_of(error)):
             self._end()
-            self._trouble, self._since = trouble, time.monotonic()
+            self._cause, self._since = cause, time.monotonic()
         if self._told is not None and trouble is not Trouble.LOST:
             self._told.begin(trouble, reason_of(error))
         elif self._told is not None and is_out_of_reach(error):
@@ -217,10 +221,9 @@ class Patience:
             one.renew()
 
     def _end(self) -> None:
-        if self._trouble not in (None, Trouble.LOST) and self._told is not None:
-            assert self._trouble is not None
-            self._told.end(self._trouble, time.monotonic() - self._since)
-        self._trouble = None
+        if self._cause is not None and self._told is not None:
+            self._told.end(self._cause, time.monotonic() - self._since)
+        self._cause = None
 
     def _wait(self, seconds: float) -> None:
         while seconds > 0:

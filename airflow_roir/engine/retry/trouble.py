@@ -47,6 +47,8 @@ SHORT_OF = {
     "53300": "no connection left",
     "53400": "a limit that is reached",
 }
+# The causes under which the time of such waits is counted.
+LACKS = {"53100": "disk", "53200": "memory", "53300": "connections", "53400": "limit"}
 # Errors of ours that the same work would meet again.
 HOPELESS = (
     InvalidInput,
@@ -108,6 +110,19 @@ def trouble_of(error: BaseException) -> Trouble | None:
     return Trouble.LOST if lost else None
 
 
+def cause_of(error: BaseException) -> str | None:
+    """The cause under which the time of a wait is counted: what the server lacks, or `cancelled`; None for no wait."""
+    trouble = trouble_of(error)
+    if trouble is Trouble.EXHAUSTED and isinstance(error, DBAPIError):
+        return LACKS.get(_lack(error), Trouble.EXHAUSTED.value)
+    return Trouble.CANCELLED.value if trouble is Trouble.CANCELLED else None
+
+
+def _lack(error: DBAPIError) -> str:
+    """The SQLSTATE of a shortage. If no session can be opened, by the text."""
+    return sqlstate(error) or ("53200" if "out of" in str(error.orig) else "53300")
+
+
 def is_transient(error: DBAPIError) -> bool:
     """True if the same transaction may succeed when it is tried again, sooner or later."""
     return trouble_of(error) is not None
@@ -147,8 +162,9 @@ def reason_of(error: BaseException) -> str:
         return str(error).strip().split("\n", 1)[0] or type(error).__name__
     match trouble_of(error):
         case Trouble.EXHAUSTED:
-            state = sqlstate(error) or ("53200" if "out of" in str(error.orig) else "53300")
-            return f"the server has {SHORT_OF.get(state, 'no more')}: {said(error).rsplit('FATAL:', 1)[-1].strip()}"
+            return (
+                f"the server has {SHORT_OF.get(_lack(error), 'no more')}: {said(error).rsplit('FATAL:', 1)[-1].strip()}"
+            )
         case Trouble.CANCELLED:
             return f"somebody cancels statements of ours: {said(error)}"
     return first_line(error) or type(error).__name__

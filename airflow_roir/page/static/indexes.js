@@ -4,9 +4,10 @@ import { keep } from "./draw.js";
 import { SegmentList } from "./segments.js";
 import { SetUp } from "./setup.js";
 import { ShardList, factsOfShards, warningsOfShards } from "./shards.js";
-import { DASH, Poll, Refused, banner, bytes, count, duration, el, followTheme, holdFocus, link, many, mark, off, part, put, question, say, share, since, trigger, zoned } from "./page.js";
+import { DASH, Poll, Refused, banner, bytes, count, duration, el, followTheme, holdFocus, link, many, mark, off, offerSkip, part, put, question, say, share, since, trigger, zoned } from "./page.js";
 
 followTheme();
+offerSkip("Indexes");
 const main = document.getElementById("main");
 const stale = banner(main);
 const title = el("h1", { text: "Indexes", tabindex: -1 });

@@ -193,6 +193,30 @@ export function link(text, address, of = {}) {
   });
 }
 
+/**
+ * Offer a way past Airflow's own stops, seventy of them: its page's first stop is a link to this page, which is seen
+ * while it has the focus.
+ */
+export function offerSkip(name) {
+  if (window.parent === window) return;
+  const outside = window.parent.document;
+  const id = "roir-skip";
+  const seen = "position:fixed;top:8px;left:8px;z-index:9999;padding:8px 14px;border-radius:6px;background:#fff;color:#111;outline:2px solid #1a56db";
+  const unseen = "position:fixed;top:0;left:0;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap";
+  const to = Object.assign(outside.createElement("a"), { id, href: `#${id}`, textContent: `Skip to ${name}` });
+  to.style.cssText = unseen;
+  to.addEventListener("focus", () => (to.style.cssText = seen));
+  to.addEventListener("blur", () => (to.style.cssText = unseen));
+  to.addEventListener("click", (event) => {
+    event.preventDefault();
+    window.focus();
+    (document.querySelector("h1[tabindex]") ?? document.getElementById("main")).focus();
+  });
+  outside.getElementById(id)?.remove();
+  outside.body.prepend(to);
+  addEventListener("pagehide", () => to.remove());
+}
+
 /** How long Airflow's menu may take to open, in milliseconds. */
 const MENU_MS = 2000;
 

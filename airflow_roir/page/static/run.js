@@ -7,9 +7,10 @@ import { NOTHING, Nothing } from "./nothing.js";
 import { Shards } from "./shards.js";
 import { Throttle } from "./throttle.js";
 import { Values } from "./values.js";
-import { DASH, Poll, banner, clock, count, duration, el, followTheme, holdFocus, link, many, mark, off, part, put, question, say, send, short, trigger, zoned, zoneName } from "./page.js";
+import { DASH, Poll, banner, clock, count, duration, el, followTheme, holdFocus, link, many, mark, off, offerSkip, part, put, question, say, send, short, trigger, zoned, zoneName } from "./page.js";
 
 followTheme();
+offerSkip("Index build");
 const asked = new URLSearchParams(location.search);
 const main = document.getElementById("main");
 const stale = banner(main);

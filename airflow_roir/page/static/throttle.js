@@ -21,7 +21,11 @@ const NAMES = {
   // Other causes of lost time.
   unreadable: "Signals that couldn’t be read",
   starting: "Beginning with few workers",
-  exhausted: "Lack of disk, memory or connections",
+  disk: "Lack of disk",
+  memory: "Lack of memory",
+  connections: "Lack of connections",
+  limit: "A limit of the server",
+  exhausted: "Lack of the server’s resources",
   cancelled: "Statements that others cancelled",
 };
 // Whose value it is.
