@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from airflow_roir.cli.last_line import LastLine
+from airflow_roir.cli.spark import CommandSpark
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.sessions.room import Room
 from tests.conftest import run_sql
@@ -95,9 +96,21 @@ def test_the_printed_commands_work_without_java(dsn: str, database: Database, mo
     assert "Spark needs Java 17" in refused
     assert "--without-spark" in refused
     assert "Airflow" not in refused
-    for command in (("resume", "ix", "--max-duration", "0", "--max-rows-per-second", "0"), ("verify", "ix")):
-        assert "no Java for Spark here: working by threads" in here(dsn, *command).stderr
-    assert "no Java for Spark here: working by threads" in here(dsn, "compact", "ix").stderr
+    resumed = here(dsn, "resume", "ix", "--max-duration", "0", "--max-rows-per-second", "0").stderr
+    assert "threads of this command work, as before; --master names a Spark instead" in resumed
+    for command in ("verify", "compact"):
+        assert "no Java for Spark here: working by threads" in here(dsn, command, "ix").stderr
+    steps.assert_exact(database)
+
+
+def test_a_resume_works_by_threads_as_the_build_did(
+    dsn: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: it started Spark for the rest of a build that threads had begun."""
+    here(dsn, *BUILD, "--max-duration", "1s", *SLOWLY, code=3)
+    monkeypatch.setattr(CommandSpark, "drive", lambda *_: pytest.fail("a Spark"))
+    here(dsn, "resume", "ix", "--max-duration", "0", "--max-rows-per-second", "0")
+    assert sql(session(dsn), "SELECT status, without_spark FROM roir.operation") == [("completed", True)]
     steps.assert_exact(database)
 
 

@@ -171,6 +171,9 @@ def resume(
     if not take_over:
         # Otherwise this command would change the options and then refuse to drive the operation.
         sign_of_life.refuse_running(database, row, index)
+    if row.without_spark and not (without_spark or master or conf):
+        say(f"index {index}: threads of this command work, as before; --master names a Spark instead")
+        without_spark = True
     # An error in the options of Spark is found before anything is changed.
     command_spark = spark_or_threads(without_spark, database.dsn, master, conf)
     command_spark.check()

@@ -111,6 +111,8 @@ def _to_end(
             if now.status == Status.PAUSED:
                 # Now: a pause that comes in between must not be lifted with this one.
                 requests.resume(database, index, operations.default_actor(), operation_id)
+            if now.without_spark != isinstance(spark, NoSpark):
+                database.retry(partial(operations.note_spark, database, operation_id, not now.without_spark))
             if isinstance(spark, NoSpark) or now.phase in FINAL:
                 spark.release()
                 _in_this_process(database, index, operation_id, owner, spark, taking_over, relay)

@@ -186,6 +186,7 @@ CREATE TABLE roir.operation (
     notice text,
     worth text,
     spark_ui text,
+    without_spark boolean NOT NULL DEFAULT 'false',
     granted double precision,
     granted_at timestamptz,
     throttled text,

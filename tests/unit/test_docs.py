@@ -278,6 +278,7 @@ NOT_FOR_USERS = {
     "control.expected.has_ended",
     "control.expected.note_cause",
     "control.expected.settle_runs",
+    "control.operations.note_spark",
     "control.live_options.check_throttle",
     "control.live_options.refuse_option",
     "control.operations.find_operation",

@@ -52,6 +52,7 @@ RECORD_EVENT = """
 INSERT INTO roir.event (index_id, operation_id, actor, action, detail)
 VALUES (%(index)s, %(operation)s, %(actor)s, %(action)s, %(detail)s)
 """
+NOTE_SPARK = "UPDATE roir.operation SET without_spark = %(without)s WHERE id = %(operation)s"
 END_OF_PAUSED = """
 UPDATE roir.operation SET heartbeat_at = NULL, ticked_at = NULL
  WHERE id = %(operation)s AND owner = %(owner)s AND status = 'paused'
@@ -215,6 +216,12 @@ def operation_of(connection: Connection, operation_id: int, index: QualifiedName
     """
     values = {"operation": operation_id, "name": index.name, "schema": index.schema}
     return execute(connection, OPERATION_OF, values).first()
+
+
+def note_spark(database: Database, operation_id: int, without: bool) -> None:
+    """Writes whether threads of a command drive the operation, which a later command then uses, too."""
+    with database.transaction() as connection:
+        execute(connection, NOTE_SPARK, {"operation": operation_id, "without": without})
 
 
 def find_operation(database: Database, index: str) -> OperationRow:
