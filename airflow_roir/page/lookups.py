@@ -164,14 +164,17 @@ def states_of(
     idle = [one.operation_id for one in shown if one.status == Status.PAUSED and not one.is_fresh]
     gone = fates.left(database, idle)
     left = {one.operation_id: one.status == ABANDONED or one.operation_id in gone for one in shown}
+    strays = {one.operation_id for one in shown if one.driven and one.operation_id in deleted}
     return {
         one.operation_id: {
             "state_of_operation": shown_state(state_of(one))
             | {
                 "noun": noun(one),
                 "long_pause": warned.get(one.operation_id),
-                "why": _why(one, left[one.operation_id] and one.operation_id in deleted),
+                "why": _why(one, left[one.operation_id] and one.operation_id in deleted, one.operation_id in strays),
                 "left": left[one.operation_id],
+                # No run's page has a button for it.
+                "stray": one.operation_id in strays,
             },
             "continues": continuation(
                 connection_id, one.index, one.kind, by[one.operation_id], options_text(one.options)
@@ -183,8 +186,13 @@ def states_of(
     }
 
 
-def _why(one: OperationStatus, deleted: bool) -> str:
-    """The cause of the pause and what continues it; of an abandoned one only that its run was deleted, if it was."""
+def _why(one: OperationStatus, deleted: bool, stray: bool) -> str:
+    """The cause of the pause and what continues it; of an abandoned one only that its run was deleted, if it was.
+
+    stray: a process drives it whose run isn't in Airflow any more.
+    """
+    if stray:
+        return f"{state_of(one).word.lower()}: its run isn't in this Airflow, but the run's process still works"
     if not deleted:
         return f"{paused_by(one)}; {way_on(one)}" if one.status == Status.PAUSED else ""
     on = way_on_without_run(one.index, one.paused_by or "", one.owner)

@@ -106,6 +106,27 @@ def test_after_its_run_was_deleted_the_page_says_so_and_links_to_no_run(
     assert look() == (None, f"abandoned; {on}", True)
 
 
+def test_an_operation_is_paused_or_aborted_while_a_process_of_a_run_that_airflow_has_lost_drives_it(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: Airflow's database was replaced, and *Indexes* had no button until the old task's process ended."""
+    operation = begin(shop, OWNER)
+    start_run(shop.database, INDEX, OWNER)
+    monkeypatch.setattr(fates, "_read", lambda *_: ENDED)
+    monkeypatch.setattr(lookups, "continuation", lambda *_: {"dag_id": "rebuild_index"})
+
+    def look(*deleted: int) -> Any:
+        return lookups.states_of(shop.database, "c", [operation], deleted)[operation]
+
+    there, gone = look()["state_of_operation"], look(operation)
+    assert (there["stray"], there["left"], there["why"]) == (False, False, "")
+    state = gone["state_of_operation"]
+    assert (state["stray"], state["left"], gone["continues"]) == (True, False, None)
+    assert state["why"] == "running: its run isn't in this Airflow, but the run's process still works"
+    shop.run(SILENT)
+    assert not look(operation)["state_of_operation"]["stray"]
+
+
 def test_a_paused_operation_of_a_command_can_be_continued_and_aborted(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

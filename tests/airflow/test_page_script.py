@@ -370,6 +370,24 @@ ABANDONED_INDEX: dict[str, Any] = {
 }
 
 
+def test_indexes_pauses_an_operation_whose_run_isn_t_in_this_airflow(airflow: Airflow, tab: Any) -> None:
+    """Found: with a new database of Airflow's, no page had a button while the old task's process worked."""
+    names = {"rebuild": "rebuild_index", "verify": "verify_index", "control": "control_index", "clean_up": "clean"}
+    state = {"name": "running", "word": "Running", "note": "", "noun": "first build", "left": False, "stray": True}
+    index = ABANDONED_INDEX | {"state_of_operation": state | {"why": "running: its run isn't there"}, "continues": None}
+    may = {"rebuild": True, "verify": True, "control": True, "clean_up": False}
+    database = {"connection": "c", "indexes": [index], "trouble": None}
+    airflow.pages["api/indexes"] = {"databases": [database], "dags": names, "may": may}
+    tab.goto(f"http://127.0.0.1:{airflow.server_port}/roir/indexes")
+    tab.get_by_text("Operation 7 (first build): running: its run isn't there.").wait_for()
+    assert tab.get_by_role("button", name="Abort public.i").is_visible()
+    tab.get_by_role("button", name="Pause public.i").click()
+    tab.locator(".asks").get_by_role("button", name="Pause", exact=True).click()
+    tab.get_by_text("control_index is triggered.").wait_for()
+    [(path, sent)] = airflow.sent
+    assert (path, sent["conf"]["action"]) == ("/api/v2/dags/control_index/dagRuns", "pause")
+
+
 def test_indexes_says_why_an_operation_is_paused_and_continues_it(airflow: Airflow, tab: Any) -> None:
     """Found: it said *paused*, and nothing else."""
     names = {"rebuild": "rebuild_index", "verify": "verify_index", "control": "control_index", "clean_up": "clean"}

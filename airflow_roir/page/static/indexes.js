@@ -265,7 +265,7 @@ class Card {
     const conf = { index: index.index, postgres_conn_id: connection };
     const busy = Boolean(index.operation);
     const paused = index.state_of_operation?.name === "paused";
-    const left = index.state_of_operation?.left;
+    const { left, stray } = index.state_of_operation ?? {};
     const published = index.state === "published" || (index.generations ?? []).some((one) => one.status === "active");
     const actions = [
       index.continues && (may.control || !paused) && {
@@ -275,7 +275,13 @@ class Card {
         // Without a run the pause stays, and its reason.
         yes: async () => (await start(index.continues.dag_id, index.continues.conf)) && paused && lift(dags.control, conf, index.continues.dag_id),
       },
-      may.control && left && {
+      may.control && stray && {
+        verb: "Pause",
+        title: "Pause this operation?",
+        text: `A process drives operation ${index.operation} whose run isn’t in this Airflow: it ends after its open batches. Then this page can continue the operation.`,
+        yes: () => start(dags.control, { ...conf, action: "pause", reason: "on the page Indexes" }),
+      },
+      may.control && (left || stray) && {
         verb: "Abort",
         danger: true,
         title: "Abort this operation?",
