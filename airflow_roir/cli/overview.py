@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_roir.cli.app import print_json, show, terminal_width
 from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.definition import argument, quote
+from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.snapshot.operation import LIVE
 from airflow_roir.engine.snapshot.words import figures, noun, state_of
 from airflow_roir.operation import Status
@@ -179,7 +180,7 @@ def operation_notes(seen: Overview, one: OperationStatus) -> Iterator[str]:
     yield printable(str(state))
     lives = one.status in LIVE
     if one.shares_scan_of:
-        yield printable(f"shares the scan of {', '.join(one.shares_scan_of)}")
+        yield printable(sharing.told(one.shares_scan_of))
     if one.duplicate_keys and lives:
         yield f"duplicates: {shared(one.duplicate_keys, one.duplicate_rows)}; roir duplicates {argument(one.index)}"
     if one.compaction is not None and (lives or one.status == Status.FAILED):
