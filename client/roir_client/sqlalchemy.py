@@ -39,7 +39,10 @@ from roir_client import lookup, shape
 from roir_client.lookup import EQUAL, Found
 from roir_client.registry import Registry
 from roir_client.shape import Target
+from roir_client.upsert import Upserted, upsert
 from roir_client.use import LEAST_PARTITIONS, MOST_ROWS, REFRESH_S, Use, log
+
+__all__ = ["DRIVERS", "OPTION", "Indexes", "Upserted", "upsert", "use_indexes"]
 
 # execution_options(roir=False), of a statement, a connection or a session, leaves statements as they are.
 OPTION = "roir"

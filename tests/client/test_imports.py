@@ -8,7 +8,10 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "client" / "roir_client"
 # The package that files may import: those of an ORM it, and others none.
-NEEDS = {"sqlalchemy.py": {"sqlalchemy"}, "shape.py": {"sqlalchemy"}, "rows.py": {"sqlalchemy"}, "django": {"django"}}
+NEEDS = {
+    **{name: {"sqlalchemy"} for name in ("sqlalchemy.py", "shape.py", "rows.py", "upsert.py")},
+    "django": {"django"},
+}
 
 
 def test_the_client_needs_nothing_but_an_orm() -> None:

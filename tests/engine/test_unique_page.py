@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 from contextlib import closing, redirect_stdout
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import psycopg2.errors
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from typer.testing import CliRunner
 
 from airflow_roir import cli
@@ -33,6 +34,20 @@ PAGE = (Path(__file__).parents[2] / "docs" / "unique.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 INDEX = "shop.customers_by_email"
 INSERT = "INSERT INTO shop.customers (joined, email) VALUES ('{}', '{}@example.com')"
+
+
+class Base(DeclarativeBase):
+    """The models of the page's reader."""
+
+
+class Customer(Base):
+    """A customer."""
+
+    __tablename__ = "customers"
+    __table_args__ = {"schema": "shop"}
+    id: Mapped[int] = mapped_column(primary_key=True)
+    joined: Mapped[date]
+    email: Mapped[str | None]
 
 
 def plain(output: str) -> str:
@@ -58,7 +73,7 @@ def printed(dsn: str, block: str) -> str:
     with redirect_stdout(io.StringIO()) as output, closing(psycopg2.connect(dsn)) as connection:
         engine = create_engine(dsn)
         names = {"psycopg2": psycopg2, "connection": connection, "engine": engine, "Session": Session, "text": text}
-        exec(block, {**names, "IntegrityError": IntegrityError})
+        exec(block, {**names, "IntegrityError": IntegrityError, "Customer": Customer, "date": date})
         engine.dispose()
     return output.getvalue()
 
