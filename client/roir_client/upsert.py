@@ -49,7 +49,7 @@ def upsert(
     new: more values, for an inserted row only, for example of the partition key.
     attempts: how often it tries in all, if other transactions insert and delete the key meanwhile.
 
-    Until the transaction ends nobody else changes the row. With an `AsyncSession`, call it by
+    Other transactions can't change the row until this one ends. With an `AsyncSession`, call it by
     `await session.run_sync(lambda session: upsert(session, …))`.
 
     Raises ValueError if there is no such index, or the key has no value or a NULL, which equals no other. Raises
@@ -65,7 +65,7 @@ def upsert(
     missing = [name for name in key if values.get(name) is None]
     if missing:
         raise ValueError(f"upsert by {index} needs a value of {', '.join(missing)}")
-    # What the application has written so far isn't part of an attempt.
+    # The application's own pending rows are part of no attempt.
     session.flush()
     for left in reversed(range(attempts)):
         try:
