@@ -97,8 +97,8 @@ test-cluster: $(STAMP)  ## Spark on a cluster of its own, by Connect, and its er
 	  $(BIN)/python -m pytest --target test-cluster tests/spark $(ARGS)
 
 .PHONY: test-browser
-test-browser: $(STAMP)  ## The pages in Airflow's UI, in Chromium; needs Playwright, and CHROMIUM names the program
-	@$(with_java) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest --target test-browser tests/airflow $(ARGS)
+test-browser: $(STAMP)  ## The pages in Airflow's UI, Django's admin, in Chromium; needs Playwright, and CHROMIUM names the program
+	@$(with_java) CHROMIUM="$(CHROMIUM)" $(BIN)/python -m pytest --target test-browser tests/airflow tests/client $(ARGS)
 
 .PHONY: pictures
 pictures: $(STAMP)  ## Draw all screenshots of the docs again, and docs/failures.md, from a real Airflow in Chromium

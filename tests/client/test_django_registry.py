@@ -189,7 +189,7 @@ def test_a_backend_with_compilers_of_its_own(shop_dsn: str) -> None:
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["by the client", "by the server"])
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 def test_values_are_only_that(database: Database, dsn: str, bound: bool) -> None:
     """A partition per value: the partition key is one of the strange values, too."""
     run_sql(

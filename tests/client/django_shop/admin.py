@@ -16,11 +16,11 @@ class Payments(admin.TabularInline):
 
 @admin.register(Order)
 class Orders(admin.ModelAdmin):
-    """Found by their number, and filtered by customer."""
+    """Found by their number. A page of the list counts what it shows, not the whole table."""
 
     list_display = ("no", "created", "customer", "status")
-    search_fields = ("=no",)
-    list_filter = ("status",)
+    search_fields = ("no__exact",)
+    show_full_result_count = False
     inlines = (Payments,)
 
 

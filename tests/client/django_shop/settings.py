@@ -34,6 +34,8 @@ TEMPLATES = [
 ]
 # Each password takes a tenth of a second otherwise.
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+# Their tables are made at once.
+MIGRATION_MODULES = dict.fromkeys(("admin", "auth", "contenttypes", "sessions"))
 STATIC_URL = "static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
