@@ -70,7 +70,9 @@ def _blocks(node: nodes.Element) -> Iterator[tuple[str, str]]:
             for row in body.children if body is not None else ():
                 yield " · ".join(cell.astext() for cell in row.children if cell.astext().strip()), heads
         elif isinstance(child, nodes.TextElement) and not isinstance(child, NO_TEXT):
-            yield child.astext(), ""
+            # A picture's text is its heading.
+            if not all(isinstance(one, nodes.image) for one in child.children):
+                yield child.astext(), ""
         elif isinstance(child, nodes.Element) and not isinstance(child, (*NO_TEXT, nodes.section, addnodes.desc)):
             yield from _blocks(child)
 

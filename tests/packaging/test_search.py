@@ -44,7 +44,7 @@ PHRASES = {
     "query the index with django orm": ("application.html#django", "model"),
     "resume after the scheduler was killed": ("airflow.html#restarts-and-crashes", "scheduler"),
     "more workers while it runs": ("operate.html#change", "Workers"),
-    "the airflow task failed with execution_timeout": ("airflow.html#marks-clear-and-timeouts", "execution_timeout"),
+    "the airflow task failed with execution_timeout": ("failures.html", "execution_timeout"),
     "the table's foreign key to a unique index": ("unique.html#what-it-can-t-promise", "foreign key"),
     "what does exit code 3 mean": ("reference/command-line.html#exit-codes", "paused"),
     "aurora rds without superuser": ("rights.html#event-triggers", "Aurora"),

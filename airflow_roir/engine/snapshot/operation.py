@@ -57,7 +57,7 @@ class OperationStatus:
     rows_per_second: rows divided by the seconds of building or comparing.
     rows_per_second_now: the rate of the last seconds; null unless the operation runs.
     seconds_left: the work that is left, from the recent rate and, for later phases, from the index's last build
-        (docs/architecture.md#progress); null if nothing is known yet, or unless it runs.
+        (docs/plan.md#what-a-build-will-take); null if nothing is known yet, or unless it runs.
     seconds_left_low, seconds_left_high: the bounds that contain the time left in most builds.
     total_execution_time, phase_seconds: seconds of work, in all and by phase, without pauses and Spark's start.
     options: the options in effect that can change while the operation lives.
