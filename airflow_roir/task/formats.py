@@ -16,6 +16,7 @@ from jsonschema.exceptions import ValidationError
 
 from airflow_roir.definition import parse_columns, parse_name
 from airflow_roir.errors import InvalidInput
+from airflow_roir.one_line import one_line
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import BuildOptions, CompactOptions, VerifyOptions, WorkOptions, options_of
 from airflow_roir.signals import check_limits
@@ -23,6 +24,8 @@ from airflow_roir.span import seconds
 from airflow_roir.task.given import value_of
 
 VALUE = "the value"
+# The message may quote the value, which may be anything.
+LONGEST = 500
 # NAME_IF_ANY: the field may be empty.
 NAME, NAME_IF_ANY, COLUMNS = "roir name", "roir name, if any", "roir columns"
 DURATION, BUDGET = "roir duration", "roir budget"
@@ -40,7 +43,7 @@ def _checker(read: Callable[[Any], object]) -> tuple[Callable[[object], bool], t
         try:
             read(value)
         except InvalidInput as error:
-            raise ValidationError(str(error)) from None
+            raise ValidationError(one_line(str(error), LONGEST)) from None
         return True
 
     return check, ()

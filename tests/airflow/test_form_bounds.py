@@ -128,6 +128,14 @@ def test_the_form_says_in_words_what_is_wrong(name: str, value: Any, said: str) 
     assert "Failed validating" not in str(refusal.value)
 
 
+def test_a_refusal_is_one_short_line_whatever_the_value_is() -> None:
+    for value in ("x" * 100_000, "a\u202eb\n" * 9 + "c"):
+        with pytest.raises(ParamValidationError) as refusal:
+            fields_of(BuildOptions)["abort_after_s"].resolve(value)
+        assert len(str(refusal.value)) <= 501
+        assert str(refusal.value).isprintable()
+
+
 def test_limits_are_refused_for_their_signals_and_their_form_alone(dsn: str) -> None:
     """A text that the form refuses is refused by the server as well."""
     field = fields_of(BuildOptions)["throttle"]

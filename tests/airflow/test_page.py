@@ -528,7 +528,7 @@ with create_session() as session:
 def test_the_message_of_a_failed_task_is_for_users_who_may_read_its_log(page: Page, shop: Any, warehouse: str) -> None:
     """It triggers again with the same values, by the right to do so; also where the database can't be read any more."""
     # Longer than other texts of an answer, and with signs that mislead: it is sent as it was, but not shown so.
-    keys = f"<b>x</b>\u202e{'x' * LONGEST_TEXT}"
+    keys = f"<b>x</b>\u202e{',x' * LONGEST_TEXT}"
     conf = {"index": INDEX, "postgres_conn_id": warehouse, "keys": keys}
     said = "there is no column <b>x</b>\n" + "and so on " * 500
     run = page.server.trigger(DAG, conf)
@@ -544,7 +544,7 @@ def test_the_message_of_a_failed_task_is_for_users_who_may_read_its_log(page: Pa
         assert rest["text"] == "Not started, since a task before failed: verify_before, build, finalize"
         assert wished(seen["again"]) == (None if user == "viewer" else (DAG, conf))
         assert (seen["wanted"], seen["chosen"], seen["progress"]) == (INDEX, None, None)
-        assert seen["run"]["values"]["keys"] == f"<b>x</b>\N{REPLACEMENT CHARACTER}{'x' * LONGEST_TEXT}"[:1999] + "…"
+        assert seen["run"]["values"]["keys"] == f"<b>x</b>\N{REPLACEMENT CHARACTER}{',x' * LONGEST_TEXT}"[:1999] + "…"
     if page.server.fab:
         mine = page.server.trigger("control_index", {"index": INDEX, "action": "pause"})
         page.server.run_python("-c", FAILED, "control_index", mine, "pause", "no operation of it is running")
