@@ -340,7 +340,7 @@ def test_the_reference_has_what_users_call() -> None:
     called = {name.removeprefix("airflow_roir.engine.") for name in called}
     assert called >= NOT_FOR_USERS
     assert called - {name.removeprefix("engine.") for name in shown} == NOT_FOR_USERS
-    assert "reading.rows" in shown
+    assert ".. autofunction:: roir_client.rows.rows" in (ROOT / "docs" / "reference" / "python.md").read_text()
 
 
 def test_the_reference_has_what_dags_are_made_of() -> None:
