@@ -121,6 +121,7 @@ FREE = {"--reason", "--textfile", "--listen", "--to", "--schema", "--tables", "-
 FREE |= {"--index-dsn"}
 # Which argument is wrong of what needs a name.
 NAMED = ("pause", "resume", "abort", "revert", "drop", "change", "verify", "compact", "duplicates", "status")
+NAMED += ("rows-view",)
 
 
 @pytest.mark.sample(1)

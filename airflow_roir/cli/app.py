@@ -30,7 +30,7 @@ output has gone.
 # In the order of a user's life with an index; those of shards come last.
 LISTED = (
     *("init", "doctor", "role-sql", "dags", "plan", "build", "status", "pause", "resume", "change", "abort", "queue"),
-    *("duplicates", "verify", "report", "revert", "compact", "clean-up", "drop", "metrics"),
+    *("duplicates", "verify", "report", "revert", "compact", "rows-view", "clean-up", "drop", "metrics"),
     *("attach-partition", "detach-partition", "sync-partitions", "shard", "ship", "announce"),
 )
 

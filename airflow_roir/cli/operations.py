@@ -67,6 +67,25 @@ def drop(context: typer.Context, index: Index) -> None:
     show(f"index {index} dropped")
 
 
+@app.command(name="rows-view")
+def rows_view(
+    context: typer.Context,
+    index: Index,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop that view.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the view INDEX_rows, by which statements read and write whole rows; again, to follow its table."""
+    from airflow_roir.engine import whole_rows
+    from airflow_roir.engine.control import operations
+
+    change = whole_rows.drop_rows_view if drop else whole_rows.make_rows_view
+    name = change(database_of(context), index, operations.default_actor(), say)
+    if as_json:
+        print_json({"index": index, "rows_view": None if drop else name})
+        return
+    show(f"view {name} dropped" if drop else f"view {name} shows whole rows; grant rights on it to its readers")
+
+
 @app.command()
 def queue(
     context: typer.Context,

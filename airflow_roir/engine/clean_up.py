@@ -96,6 +96,8 @@ def clean_up(
         _attempt(result, row, partial(_remove_entries, database, row, result, report))
     for row in [row for row in published if row.active]:
         _attempt(result, row, partial(upkeep.remove_guard, database, row, result, report))
+    for row in [row for row in published if row.active]:
+        _attempt(result, row, partial(upkeep.follow_table, database, row, report))
     for row in [row for row in published if row.has_delta]:
         _attempt(result, row, partial(upkeep.drop_delta, database, row.id, result, report))
     for row in [row for row in published if row.expired]:

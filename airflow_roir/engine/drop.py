@@ -12,7 +12,7 @@ from airflow_roir.definition import argument, parse_name
 from airflow_roir.engine.control import operations, removal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.feeds import ends
-from airflow_roir.engine.readers import old_snapshots, view
+from airflow_roir.engine.readers import old_snapshots, rows_view, view
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.errors import InvalidInput, LockNotAcquired, OperationRunning
@@ -26,7 +26,7 @@ def drop_index(
     report: Callable[[str], None] = lambda line: None,
     patience_s: float = 60.0,
 ) -> None:
-    """Drop an index: its view, generations and, with the source's last index, the capture triggers.
+    """Drop an index: its views, generations and, with the source's last index, the capture triggers.
 
     Safe to kill and to repeat: the index can be found by its name until all is gone, and a clean-up finishes the drop.
     Raises NotFound, OperationRunning (abort that first), LockNotAcquired (its text says what was changed, if anything),
@@ -48,6 +48,7 @@ def drop_index(
         now = operations.newest_operation(connection, found.id)
         if now is not None and now.status in operations.LIVE:
             raise _unfinished(index, now)
+        rows_view.drop(connection, found.id)
         view.drop(connection, operations.index_name(found), found.id)
         ids = removal.generations_of(connection, found.id)
         if ids:

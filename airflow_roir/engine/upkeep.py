@@ -16,7 +16,7 @@ from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.generation.feeds import ends
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Attempts, Drain
-from airflow_roir.engine.readers import old_snapshots, view
+from airflow_roir.engine.readers import old_snapshots, rows_view, view
 from airflow_roir.engine.schema import tamper
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source.source import Source
@@ -158,6 +158,20 @@ def remove_guard(database: Database, row: Any, result: CleanUpReport, report: Ca
                 "doesn't say whether an older transaction is still open there"
                 for one in view.unknown(connection, row.id)
             ]
+
+
+def follow_table(database: Database, row: Any, report: Callable[[str], None]) -> None:
+    """Make an index's rows view follow its table, if the table's columns have changed and no event trigger did it."""
+    with database.transaction() as connection:
+        name = rows_view.shown(connection, row.index_id)
+        if name is None or not rows_view.is_stale(connection, row.index_id):
+            return
+
+    def body(connection: Connection) -> None:
+        if rows_view.shown(connection, row.index_id) is not None:
+            rows_view.make(connection, operations.index_name(row), row.index_id)
+
+    Attempts(database, name, (), *_patience(database), waiter=CLEAN_UP).run(body, report, [name])
 
 
 def drop_delta(database: Database, generation_id: int, result: CleanUpReport, report: Callable[[str], None]) -> None:

@@ -24,6 +24,8 @@ COMMENT ON COLUMN roir.index.shard_column IS 'of an index over shards: the colum
 COMMENT ON COLUMN roir.index.announced_by IS
     'who announces writes before they commit: the shard''s server or its clients; null: neither, so strict reads are '
     'refused';
+COMMENT ON COLUMN roir.index.rows_view IS
+    'the columns of the table as the view of whole rows has them; null: there is no such view';
 
 COMMENT ON TABLE roir.shard IS 'A server that has tables of indexes over shards.';
 COMMENT ON COLUMN roir.shard.name IS 'as users call it';

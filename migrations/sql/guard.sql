@@ -210,6 +210,10 @@ BEGIN
         SELECT p.* INTO found
           FROM roir.ddl_problem(ARRAY(SELECT c.objid FROM pg_event_trigger_ddl_commands() c
                                        WHERE c.classid = 'pg_class'::regclass)) p;
+        IF found.problem IS NULL THEN
+            PERFORM roir.follow_tables(ARRAY(SELECT c.objid FROM pg_event_trigger_ddl_commands() c
+                                              WHERE c.classid = 'pg_class'::regclass));
+        END IF;
     EXCEPTION WHEN OTHERS THEN
         -- No user's DDL may fail because of us. A change that this check has missed is detected later.
         RAISE WARNING 'roir could not check this statement: %', SQLERRM

@@ -33,6 +33,7 @@ TOPICS = (
     "view",
     "reading",
     "look_up",
+    "rows_view",
     "shard_lag",
     "apart_reading",
     "announcing",

@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "resume": ("ix",),
     "report": ("ix",),
     "revert": ("ix",),
+    "rows-view": ("ix",),
     "shard add": ("s", "--dsn", "host=127.0.0.1 port=1"),
     "shard list": (),
     "shard remove": ("s",),

@@ -35,6 +35,7 @@ WRITES = (
     ("pause", "ix2"),
     ("abort", "ix2"),
     ("revert", "ix"),
+    ("rows-view", "ix"),
     ("drop", "ix"),
     ("verify", "ix"),
     ("verify", "ix", "--without-spark"),

@@ -58,6 +58,7 @@ INDEX = {"announce": ("i", "--by", "off"), "build": BUILD[1:], "change": ("i", "
 COMMANDS = {
     **INDEX,
     **dict.fromkeys(("resume", "compact", "duplicates", "pause", "abort", "revert", "drop", "report"), ("i",)),
+    "rows-view": ("i",),
     **dict.fromkeys(("init", "metrics", "queue", "clean-up", "status", "doctor"), ()),
     "plan": BUILD[1:],
     "verify": ("i", "--without-spark"),
