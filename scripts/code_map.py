@@ -29,7 +29,7 @@ name every room.
 | around the core, which doesn't notice when it is taken away | `metrics/`; `snapshot/`; `compact/`, `forecast/`; \
 `early/`, `governor/`, `partitions/`, `verify/` |
 | the core: the phases of a build, and what ends an index | `prepare.py`, `build.py`, `publish.py`, `drop.py`, \
-`revert.py`; `dry_run.py`, `seal.py`, `fold.py`; `apply_delta.py`, `switch.py` |
+`revert.py`, `whole_rows.py`; `dry_run.py`, `seal.py`, `fold.py`; `apply_delta.py`, `switch.py` |
 | what the phases stand on | `apart.py`: what is asked of indexes over shards; `work/`: a phase at \
 work; `claims.py`: the one protocol of workers; `scan/`, `unique/`; `health/`; `control/`; `capture/`, `readers/` |
 | foundation | `generation/`; `source/`; `locks/`, `schema/`; `database.py`, `retry/`, `sessions/` |

@@ -66,6 +66,8 @@ ELSEWHERE = {
     "Clear the prepare task with those that follow it": "test_marks.py",
     "Clear this run from its first task on": "test_operators.py",
     "start it again by roir resume": "test_spark_processes.py",
+    "Run roir rows-view for its index": "test_rows_view.py",
+    "Make sure that it finds each row once": "test_rows_view_writes.py",
 }
 REMEDY = re.compile(
     rf"\broir (?:{'|'.join(command for command in COMMANDS if command != 'spark-server')})\b|SELECT roir\."

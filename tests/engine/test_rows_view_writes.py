@@ -152,6 +152,14 @@ def test_copy_and_identity_columns_work(ground: str) -> None:
     ]
 
 
+def test_a_statement_that_gives_a_row_two_values_is_refused(ground: str) -> None:
+    """PostgreSQL itself takes one of the values, any of them."""
+    user = session(ground)
+    text = "UPDATE ix_rows x SET n = y.b FROM (VALUES ('7', {}), ('7', {})) y (a, b) WHERE x.k = y.a"
+    assert run(user, text.format(1, 2)).error == "21000"
+    assert run(user, text.format(1, 1)) == Outcome(None, 6, [])
+
+
 # The first change of a row, by another session; then what the statement by the view must do once it is committed.
 CHANGES = {
     "another column": "UPDATE t SET n = n + 1 WHERE id = 7",
