@@ -162,6 +162,7 @@ class BuildOptions(WorkOptions):
     on_duplicate: for a unique index. `pause` builds on, lists all duplicates, and pauses before the switch. `stop`
         pauses at the first one.
     census: list the duplicates of a unique index that doesn't exist, then remove all that was built.
+    rows_view: make the view `<index>_rows` at the publish, if there is none; it shows whole rows, and takes writes.
     shard_parallelism: for an index over shards: the most workers that read one shard at the same time; None and 0 are
         no limit.
     max_lag_s: for an index over shards, in seconds: it is published if each shard was shipped to its end no longer ago.
@@ -269,6 +270,12 @@ class BuildOptions(WorkOptions):
         "Only list the duplicates of a unique index, and keep nothing else",
         planned=True,
         title="Census",
+    )
+    rows_view: bool = truth(
+        False,
+        "Also make the view INDEX_rows, by which statements read and write whole rows",
+        planned=True,
+        title="View of whole rows",
     )
     shard_parallelism: int | None = number(
         None,

@@ -21,7 +21,7 @@ from airflow_roir.engine.health import source_faults
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import EXCLUSIVE, Attempts
 from airflow_roir.engine.locks.table_lock import check_name, lock_table, telling_of_names
-from airflow_roir.engine.readers import view
+from airflow_roir.engine.readers import rows_view, view
 from airflow_roir.engine.scan import choosing
 from airflow_roir.engine.scan.findings import Also, DryRun
 from airflow_roir.engine.schema.schema import check_schema
@@ -58,6 +58,8 @@ def run(
         checks.check_definition(connection, source, definition)
         if existing is None:
             check_name_is_free(connection, index)
+        if options.rows_view and (existing is None or rows_view.shown(connection, existing.id) is None):
+            rows_view.check_name(connection, index)
         found = make_plan(connection, source, definition, options)
         choice = choosing.choose(connection, source, options, found, existing.id if existing else None)
         entry = Entry.of(source, definition, options.covering, found.partition)
@@ -193,6 +195,10 @@ def check_options(definition: IndexDefinition, options: BuildOptions, existing: 
                 f"compare the index with its table: roir verify {argument(name)}"
             )
         )
+    if options.rows_view and options.census:
+        complaints.add(InvalidInput(f"index {name}: a census keeps nothing, so it can't make a rows view"))
+    if options.rows_view and definition.shards:
+        complaints.add(rows_view.over_shards(name))
     if options.census and not definition.unique:
         complaints.add(InvalidInput(f"index {name}: a census lists the duplicates of a unique index: give unique, too"))
     if options.on_duplicate != BuildOptions.on_duplicate and not definition.unique:

@@ -17,9 +17,9 @@ from airflow_roir.engine.control.run import Run, read_running
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.locks.table_lock import telling_of_names
-from airflow_roir.engine.readers import view
+from airflow_roir.engine.readers import rows_view, view
 from airflow_roir.entry_state import EntryState
-from airflow_roir.errors import InvariantViolated
+from airflow_roir.errors import InvalidInput, InvariantViolated
 from airflow_roir.quantity import counted
 
 # The most delta rows that are folded while writers wait for the drain lock. Only rows that writers held are left.
@@ -73,6 +73,8 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
     shown = "status = 'active', published_at = clock_timestamp(), ghosts = %(ghosts)s"
     switch.set_mode(connection, job.generation_id, DIRECT, ACTIVE, also=shown, ghosts=ghosts)
     installation.refresh(connection, job.source)
+    if job.options.get("rows_view") and rows_view.shown(connection, job.index_id) is None:
+        _make_rows_view(connection, job)
     operations.complete(connection, row, run.epoch)
     operations.record_event(
         connection,
@@ -83,6 +85,13 @@ def _publish(connection: Connection, lock: Callable[[], None], job: Job) -> bool
         f"{counted(ghosts, 'ghost')} left for the clean-up",
     )
     return True
+
+
+def _make_rows_view(connection: Connection, job: Job) -> None:
+    try:
+        rows_view.make(connection, _name(connection, job), job.index_id)
+    except InvalidInput as error:
+        raise InvariantViolated(f"{error}, and resume; nothing was published") from error
 
 
 def _check_complete(connection: Connection, job: Job) -> None:

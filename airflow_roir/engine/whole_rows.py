@@ -84,10 +84,7 @@ def drop_rows_view(
 def _found(connection: Connection, index: str) -> operations.Row[object]:
     found = operations.find_index(connection, parse_name(index, "index"))
     if found.shard_table is not None:
-        raise InvalidInput(
-            f"index {operations.index_name(found)} is over shards: a rows view reads tables of one server. "
-            "Use airflow_roir.reading.ShardedIndex"
-        )
+        raise rows_view.over_shards(operations.index_name(found))
     return found
 
 

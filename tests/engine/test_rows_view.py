@@ -6,10 +6,10 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import clean_up, drop, revert, whole_rows
+from airflow_roir.engine import clean_up, drop, fold, revert, whole_rows
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
-from airflow_roir.errors import InvalidInput, NotFound
+from airflow_roir.errors import InvalidInput, InvariantViolated, NotFound
 from tests.conftest import run_sql
 from tests.engine import rows_ground, steps
 from tests.engine.steps import session, sql
@@ -318,3 +318,23 @@ def test_a_row_that_a_rewrite_hides_from_an_old_snapshot_is_an_error(ground: str
     run_sql(ground, "ALTER TABLE t ALTER COLUMN note TYPE varchar(10) USING note || ''")
     with pytest.raises(psycopg2.errors.SerializationFailure, match="rewritten or detached"):
         sql(old, "SELECT * FROM ix_rows WHERE k = '7'")
+
+
+def test_a_build_makes_it_with_the_publish(dsn: str, database: Database) -> None:
+    steps.make_table(dsn)
+    run_sql(dsn, "CREATE TABLE ix_rows ()")
+    with pytest.raises(InvalidInput, match=r"ix_rows exists already.*nothing was changed. Rename that relation"):
+        steps.begin(database, rows_view=True)
+    with pytest.raises(InvalidInput, match="a census keeps nothing"):
+        steps.begin(database, "other", unique=True, census=True, rows_view=True)
+    run_sql(dsn, "DROP TABLE ix_rows")
+    run = steps.folded(database, rows_view=True)
+    fold.finish(database, run)
+    run_sql(dsn, "CREATE TABLE ix_rows ()")
+    with pytest.raises(InvariantViolated, match=r"ix_rows exists already.*and resume; nothing was published"):
+        steps.publish_all(database, run)
+    run_sql(dsn, "DROP TABLE ix_rows")
+    steps.publish_all(database, run)
+    assert same(dsn) == 100
+    steps.make_index(database, "ix", None, None, rows_view=True)
+    assert same(dsn, "k = '3'") == 20

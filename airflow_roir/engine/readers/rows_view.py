@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import QualifiedName
+from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.errors import InvalidInput
 
@@ -35,6 +35,25 @@ SELECT i.rows_view IS DISTINCT FROM roir.rows_plan(i.id) AND roir.rows_view_of(i
 def name_of(index: QualifiedName) -> QualifiedName:
     """The name that an index's rows view is made with."""
     return QualifiedName(index.schema, f"{index.name}_rows")
+
+
+def over_shards(index: QualifiedName) -> InvalidInput:
+    """The error that refuses a rows view of an index over shards."""
+    return InvalidInput(
+        f"index {index} is over shards: a rows view reads tables of one server. Use airflow_roir.reading.ShardedIndex"
+    )
+
+
+def check_name(connection: Connection, index: QualifiedName) -> None:
+    """Raise InvalidInput if a rows view of this index can't have its name: it is taken, or too long."""
+    name = name_of(index)
+    problem = None
+    if len(name.name.encode()) > LONGEST:
+        problem, remedy = f"the name {quote(name.name)} is too long for a view", REMEDIES["42622"]
+    elif execute(connection, "SELECT to_regclass(%(name)s)", {"name": name.sql}).scalar() is not None:
+        problem, remedy = f"relation {name} exists already, and isn't this index's rows view", REMEDIES["42P07"]
+    if problem is not None:
+        raise InvalidInput(f"index {index}: its rows view can't be made: {problem}; nothing was changed. {remedy}")
 
 
 def make(connection: Connection, index: QualifiedName, index_id: int) -> None:
