@@ -118,8 +118,6 @@ const roirSearch = (() => {
 
 if (typeof Search !== "undefined") {
   Search.query = (query) => {
-    // Sphinx marks the words on the page that is opened.
-    Search._parseQuery(query);
     const results = roirSearch.find(query);
     for (const { address, title, excerpt } of results) {
       const item = document.createElement("li");
