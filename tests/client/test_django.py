@@ -17,8 +17,9 @@ from django.db.models.functions import Collate, Lower
 
 from roir_client.django import indexes, unchanged
 from tests.client.django_shop import databases
-from tests.client.django_shop.models import Order, OrderById, OrderRow, Payment
+from tests.client.django_shop.models import BigOrder, Order, OrderById, OrderRow, Payment
 from tests.client.shop import LOCKED, OF_INDEXES
+from tests.conftest import run_sql
 
 orders, rows, payments = Order.objects, OrderRow.objects, Payment.objects
 ROOT = Path(__file__).parents[2]
@@ -189,6 +190,28 @@ def test_the_same_by_psycopg2(shop_dsn: str) -> None:
     subprocess.run(
         [sys.executable, "-c", program, shop_dsn], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": PATH}
     )
+
+
+def test_a_model_of_two_tables(shop_dsn: str) -> None:
+    """An UPDATE of each of them, after a SELECT of the keys."""
+    run_sql(
+        shop_dsn,
+        "CREATE TABLE shop.big_orders (order_ptr_id int PRIMARY KEY, extra int)",
+        "INSERT INTO shop.big_orders SELECT i, i FROM generate_series(1, 600, 2) i",
+    )
+    databases.point(shop_dsn)
+    big = BigOrder.objects
+    look(
+        {
+            "filter": (lambda: big.filter(no="no7"), 1),
+            "get": (lambda: big.get(no="no7", extra=7), 1),
+            "update of the first": (lambda: big.filter(no="no7").update(note="x"), 1),
+            "update of both": (lambda: big.filter(no="no7").update(note="x", extra=8), 1),
+            "save": (lambda: saved(big.get(no="no7")), 1),
+            "delete": (lambda: big.filter(no="no7").delete(), 1),
+        }
+    )
+    databases.leave()
 
 
 # Their statements name the partition key, and stay as they are. A generic plan locks all partitions nevertheless.

@@ -127,11 +127,13 @@ class Indexes(Use):
         return any(self._indexes_of(table.table_name) for table in query.alias_map.values())
 
     def _indexes_of(self, table: str) -> Sequence[Index]:
-        known = self._tables.get(table)
+        # Before the registry: what is made from an old one mustn't be kept among the new ones.
+        tables = self._tables
+        known = tables.get(table)
         if known is None:
             named = _NAME.fullmatch(table)
             parts = tuple(part for part in named.groups() if part is not None) if named else (table,)
-            known = self._tables[table] = parts, self.registry.of(parts[-2] if len(parts) > 1 else None, parts[-1])
+            known = tables[table] = parts, self.registry.of(parts[-2] if len(parts) > 1 else None, parts[-1])
         return known[1]
 
     def _found(self, compiler: Any, query: Any) -> list[Among]:

@@ -61,6 +61,16 @@ class Payment(models.Model):
         db_table = 'shop"."payments'
 
 
+class BigOrder(Order):
+    """An order with more, in a table of its own (test_django.py makes it)."""
+
+    extra = models.IntegerField()
+
+    class Meta:
+        managed = False
+        db_table = 'shop"."big_orders'
+
+
 class Strange(models.Model):
     """A table whose keys and partitions are texts of any kind (test_django_registry.py)."""
 
