@@ -27,6 +27,7 @@ ORDERS = (
     "nullif(i % 50, 3), CASE i % 3 WHEN 0 THEN 'open' WHEN 1 THEN 'paid' END FROM generate_series(1, 600) i",
     "CREATE TABLE shop.payments (id int PRIMARY KEY, order_id int, amount int)",
     "INSERT INTO shop.payments SELECT i, i % 600 + 1, i FROM generate_series(1, 900) i",
+    "CREATE TABLE shop.big_orders (order_ptr_id int PRIMARY KEY, extra int)",
     "ANALYZE",
 )
 INDEXES = (
