@@ -17,7 +17,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
           FROM roir.generation g JOIN roir.index i ON i.id = g.index_id WHERE g.id = marks.generation),
     -- Looked up one by one: a join would read all functions, columns and triggers of the database.
     capture AS MATERIALIZED (
-        SELECT ARRAY(SELECT c.function FROM generation g CROSS JOIN LATERAL roir.captures(g.source) c) AS functions),
+        SELECT ARRAY(SELECT c.function FROM generation g CROSS JOIN LATERAL roir.captures(g.source) c) AS functions,
+               (SELECT to_regproc(format('roir_data.capture_row_%s', g.source)) FROM generation g) AS called),
     relation AS MATERIALIZED (
         SELECT g.source AS oid, '' AS link FROM generation g
         UNION ALL
@@ -35,6 +36,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         UNION ALL
         SELECT 'function ' || regexp_replace(p.proname, '_.*', ''), concat(p.oid, ' ', p.proowner, ' ', p.xmin)
           FROM pg_proc p WHERE p.oid = ANY ((SELECT functions FROM capture)::oid[])
+        UNION ALL
+        SELECT 'function row', concat(p.oid, ' ', p.proowner, ' ', p.xmin)
+          FROM pg_proc p WHERE p.oid = (SELECT called FROM capture)
         UNION ALL
         SELECT 'view', concat(w.oid, ' ', w.xmin)
           FROM generation g JOIN pg_rewrite w ON w.ev_class = to_regclass(format('roir_data.g%s_source', g.id))

@@ -87,6 +87,7 @@ DECLARE
 BEGIN
     FOR moved IN
         SELECT t.oid AS source, p.oid::regprocedure AS capture, t.relowner AS owner,
+               to_regproc(format('roir_data.capture_row_%s', t.oid))::regprocedure AS called,
                quote_ident(pg_get_userbyid(t.relowner)) AS name
           FROM pg_class t
           JOIN pg_proc p ON p.oid = to_regprocedure(format('roir_data.capture_%s()', t.oid))
@@ -102,9 +103,11 @@ BEGIN
         -- that was replaced for a while.
         known := ARRAY(SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
                         WHERE i.source_oid = moved.source::bigint AND g.status <> 'dropped'
-                          AND NOT EXISTS (SELECT FROM roir.mark_changes(g.id) m WHERE m.name = 'function capture'));
+                          AND NOT EXISTS (SELECT FROM roir.mark_changes(g.id) m
+                                           WHERE m.name IN ('function capture', 'function row')));
         EXECUTE format('ALTER FUNCTION %s OWNER TO %s', moved.capture, moved.name);
-        PERFORM roir.keep_marks(k, ARRAY['function capture']) FROM unnest(known) k;
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %s', moved.called, moved.name);
+        PERFORM roir.keep_marks(k, ARRAY['function capture', 'function row']) FROM unnest(known) k;
         IF lacks THEN
             EXECUTE format('REVOKE CREATE ON SCHEMA roir_data FROM %s', moved.name);
         END IF;

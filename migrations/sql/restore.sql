@@ -89,9 +89,12 @@ BEGIN
         EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s',
                        s.kind, s.recorded, s.kind, s.present);
     END LOOP;
-    -- The function that reads a source as its owner has the old oid in its name. It is created again when it is needed.
+    -- These have the old oid in their names, too. The first is created again when it is needed, the others when the
+    -- capture is refreshed, before any write.
     FOR s IN SELECT DISTINCT r.recorded FROM pg_temp.restored r LOOP
         EXECUTE format('DROP FUNCTION IF EXISTS roir_data.read_%s(text)', s.recorded);
+        EXECUTE format('DROP FUNCTION IF EXISTS roir_data.capture_row_%s', s.recorded);
+        EXECUTE format('DROP TYPE IF EXISTS roir_data.row_%s', s.recorded);
     END LOOP;
     UPDATE roir.index i SET source_oid = r.present::bigint FROM pg_temp.restored r WHERE i.id = r.index;
     UPDATE roir.source_partition p

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.capture.row_function import body, render
+from airflow_roir.engine.capture.row_function import body, render, row_function_name
 from airflow_roir.engine.capture.truncate_function import render_truncate
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.source import catalog
@@ -43,10 +43,11 @@ def functions(database: Database) -> str:
         oid = int(execute(connection, "SELECT 'public.t'::regclass::oid::bigint").scalar_one())
         source = catalog.read_source_by_oid(connection, oid)
         targets = installation.targets(connection, oid)
-        installed = execute(connection, f"SELECT prosrc FROM pg_proc WHERE oid = 'roir_data.capture_{oid}'::regproc")
+        query = f"SELECT prosrc FROM pg_proc WHERE oid = '{row_function_name(oid)}'::regproc"
+        installed = execute(connection, query)
         assert installed.scalar_one().strip() == body(source, targets).strip()
-        both = f"{render(source, targets)};\n\n{render_truncate(source, targets)};\n"
-        return both.replace(str(oid), "{oid}")
+        statements = [*render(source, targets), render_truncate(source, targets)]
+        return "\n\n".join(f"{statement};" for statement in statements).replace(str(oid), "{oid}") + "\n"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -79,3 +80,26 @@ def test_the_functions_of_each_mode_are_the_golden_ones(database: Database, dsn:
 def test_each_golden_file_is_compared() -> None:
     wanted = {f"{shape}_{mode}.sql" for shape in SHAPES for mode in MODES if shape != "blocks"}
     assert {path.name for path in GOLDEN.iterdir()} == wanted | {"blocks_capture.sql", "plain_rebuild.sql"}
+
+
+def test_a_session_keeps_little_for_each_partition_that_it_writes_to(database: Database, dsn: str) -> None:
+    """Seen: half a megabyte for each partition in each session: PL/pgSQL compiles the function of each trigger."""
+    partitions = 30
+    run_sql(
+        dsn,
+        f"CREATE TABLE t ({COLUMNS}) PARTITION BY RANGE (id)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES FROM ({n}) TO ({n + 1})" for n in range(partitions)),
+    )
+    steps.make_index(database, "one", "t", "k", unique=True)
+    steps.make_index(database, "two", "t", "k,v")
+    session = steps.session(dsn)
+    kept = "SELECT coalesce(sum(used_bytes), 0)::int FROM pg_backend_memory_contexts WHERE name = 'PL/pgSQL function'"
+    [(before,)] = steps.sql(session, kept)
+    for n in range(partitions):
+        steps.sql(session, "INSERT INTO t VALUES (%s, %s, 0)", n, str(n))
+        steps.sql(session, "UPDATE t SET v = 1, k = k || 'x' WHERE id = %s", n)
+    steps.sql(session, "DELETE FROM t WHERE id % 3 = 0")
+    [(after,)] = steps.sql(session, kept)
+    session.rollback()
+    # One function of a hundred kilobytes or more, and a small one for each partition.
+    assert after - before < 500_000 + 20_000 * partitions

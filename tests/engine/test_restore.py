@@ -312,7 +312,7 @@ def test_the_index_of_a_table_that_was_replaced_is_dropped_and_built_anew(
 # An ACL that isn't written down is the server's default. A function or view that is created again has an ACL of its
 # own.
 RIGHTS = """
-SELECT o.name, a.grantee::regrole, a.privilege_type
+SELECT regexp_replace(o.name, '_[0-9]+', '_N', 'g'), a.grantee::regrole, a.privilege_type
   FROM (SELECT 'schema ' || n.nspname AS name, n.nspowner AS owner,
                coalesce(n.nspacl, acldefault('n', n.nspowner)) AS acl
           FROM pg_namespace n WHERE n.nspname IN ('roir', 'roir_data')
@@ -323,7 +323,7 @@ SELECT o.name, a.grantee::regrole, a.privilege_type
         SELECT 'type ' || t.oid::regtype, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
           FROM pg_type t WHERE t.typnamespace IN ('roir'::regnamespace, 'roir_data'::regnamespace) AND t.typelem = 0
         UNION ALL
-        SELECT regexp_replace(p.oid::regprocedure::text, '_[0-9]+', '_N'), p.proowner,
+        SELECT p.oid::regprocedure::text, p.proowner,
                coalesce(p.proacl, acldefault('f', p.proowner))
           FROM pg_proc p WHERE p.pronamespace IN ('roir'::regnamespace, 'roir_data'::regnamespace)) o
  CROSS JOIN LATERAL aclexplode(o.acl) a ORDER BY 1, 2, 3

@@ -146,6 +146,7 @@ REFUSED = (
     "SELECT * FROM roir.generation",
     "UPDATE roir.operation SET status = 'aborting'",
     "SELECT roir_data.capture_{oid}()",
+    "SELECT roir_data.capture_row_{oid}('INSERT', 0, 'x', false, NULL, NULL, NULL, NULL)",
     "SELECT * FROM roir_data.read_{oid}('SELECT 1') AS r (a int)",
     "CREATE TRIGGER mine AFTER INSERT ON evil.g1 FOR EACH ROW EXECUTE FUNCTION roir_data.capture_{oid}()",
     "CREATE TRIGGER mine AFTER TRUNCATE ON evil.g1 EXECUTE FUNCTION roir_data.truncate_{oid}()",

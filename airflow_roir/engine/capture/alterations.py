@@ -13,12 +13,14 @@ from airflow_roir.engine.source.source import Source
 CAPTURES = """
 SELECT coalesce(bool_or(position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN f.prosrc) = 0
                         OR w.prosrc !~ format('roir_data\\.g%%s\\M', g.id)
-                        OR NOT f.prosecdef OR NOT w.prosecdef), false) AS replaced,
-       coalesce(bool_or(f.proowner <> c.relowner), false) AS of_another
+                        OR position(format('-- generation %%s, %%s mode', g.id, g.capture_mode) IN r.prosrc) = 0
+                        OR NOT f.prosecdef OR NOT w.prosecdef OR r.oid IS NULL), false) AS replaced,
+       coalesce(bool_or(f.proowner <> c.relowner OR r.proowner <> c.relowner), false) AS of_another
   FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
   JOIN pg_class c ON c.oid = i.source_oid::oid
   JOIN pg_proc f ON f.oid = to_regprocedure(format('roir_data.capture_%%s()', i.source_oid))
   LEFT JOIN pg_proc w ON w.oid = to_regprocedure(format('roir_data.truncate_%%s()', i.source_oid))
+  LEFT JOIN pg_proc r ON r.oid = to_regproc(format('roir_data.capture_row_%%s', i.source_oid))
  WHERE i.source_oid = %(source)s AND g.capture_mode <> 'none' AND g.status IN ('building', 'active', 'retired')
 """
 

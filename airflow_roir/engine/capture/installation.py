@@ -1,7 +1,7 @@
 """Installs the capture of a source: its functions and triggers (docs/architecture.md#touched-wins).
 
-One function per source serves all its generations. `CREATE OR REPLACE FUNCTION` under the drain lock switches
-modes and adds or removes generations, without the ACCESS EXCLUSIVE lock that dropping a trigger takes.
+The functions of a source serve all its generations. New functions under the drain lock switch modes and add or remove
+generations, without the ACCESS EXCLUSIVE lock that dropping a trigger takes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
 from airflow_roir.engine.capture import trigger_gaps
-from airflow_roir.engine.capture.row_function import body, function_name, render, trigger_name
+from airflow_roir.engine.capture.row_function import (
+    body,
+    function_name,
+    render,
+    row_function,
+    row_function_name,
+    row_type_name,
+    trigger_body,
+    trigger_name,
+    undo,
+)
 from airflow_roir.engine.capture.target import ACTIVE, Target
 from airflow_roir.engine.capture.truncate_function import (
     render_truncate,
@@ -67,13 +77,16 @@ SELECT string_agg(c.oid::regclass::text, ', ')
             @> ARRAY['SELECT', 'UPDATE', 'DELETE'])
 """
 FORMER_OWNERS = "SELECT DISTINCT name FROM roir.former_owners(%(source)s::oid) ORDER BY 1"
+CALLED = "SELECT to_regproc(%(function)s) IS NOT NULL"
 MADE = """
-SELECT r.prosrc AS rows, t.prosrc AS truncate,
+SELECT r.prosrc AS rows, t.prosrc AS truncate, w.prosrc AS row,
        r.prosecdef AND t.prosecdef AND pg_get_userbyid(r.proowner) = %(owner)s
+       AND NOT w.prosecdef AND w.proconfig IS NULL AND w.proowner = r.proowner
        AND 'enable_seqscan=off' = ANY (r.proconfig)
        AND array_remove(r.proconfig, 'enable_seqscan=off') = t.proconfig AS as_made
-  FROM (SELECT to_regprocedure(%(rows)s) AS rows, to_regprocedure(%(truncate)s) AS truncate) f
-  LEFT JOIN pg_proc r ON r.oid = f.rows LEFT JOIN pg_proc t ON t.oid = f.truncate
+  FROM (SELECT to_regprocedure(%(rows)s) AS rows, to_regprocedure(%(truncate)s) AS truncate,
+               to_regproc(%(row)s) AS row) f
+  LEFT JOIN pg_proc r ON r.oid = f.rows LEFT JOIN pg_proc t ON t.oid = f.truncate LEFT JOIN pg_proc w ON w.oid = f.row
 """
 MAINTAINED = """
 SELECT g.id, g.entry, g.capture_mode, g.scan, g.layout, i.name
@@ -150,10 +163,12 @@ def refresh(connection: Connection, source: Source) -> None:
         physical.create_source_view(connection, target.generation_id, source, target.entry)
         entry = {"generation": target.generation_id, "entry": to_json(target.entry.as_json())}
         execute(connection, KEEP_ENTRY, entry)
-    execute(connection, render(source, generations))
-    execute(connection, render_truncate(source, generations))
+    made = execute(connection, CALLED, {"function": row_function_name(source.oid)}).scalar_one()
+    before = undo(source.oid) if made else []
+    for statement in (*before, *render(source, generations), render_truncate(source, generations)):
+        execute(connection, statement)
     rows, truncate = function_name(source.oid), truncate_function_name(source.oid)
-    rights.take_back(connection, functions=[f"{rows}()", f"{truncate}()"])
+    rights.take_back(connection, functions=[f"{rows}()", f"{truncate}()", row_function(source.oid)])
     if execute(connection, VIEWS_MAY_BE_BARRED).scalar_one():
         for name in (rows, truncate):
             execute(connection, f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''")
@@ -168,7 +183,8 @@ def _hand_over(connection: Connection, source: Source, generations: list[Target]
     whatever role roir connects as.
     """
     execute(connection, "SELECT roir.take_from_former_owners(%(source)s::oid)", {"source": source.oid})
-    owners.hand_over(connection, source, f"{function_name(source.oid)}()")
+    for function in (f"{function_name(source.oid)}()", row_function(source.oid)):
+        owners.hand_over(connection, source, function)
     owners.install(connection, source)
     for statement in grants(connection, source, generations):
         execute(connection, statement)
@@ -275,8 +291,9 @@ def drop_functions(connection: Connection, source_oid: int) -> None:
     functions = [f"{function_name(source_oid)}()", f"{truncate_function_name(source_oid)}()"]
     for row in execute(connection, FOLLOWED, {"functions": functions}).all():
         execute(connection, f"DROP TRIGGER {row.name} ON {row.relation}")
-    functions.append(f"{owners.function_name(source_oid)}(text)")
+    functions += [f"{owners.function_name(source_oid)}(text)", row_function_name(source_oid)]
     execute(connection, f"DROP FUNCTION IF EXISTS {', '.join(functions)}")
+    execute(connection, f"DROP TYPE IF EXISTS {row_type_name(source_oid)}")
 
 
 # The generation, its mode, and its layout, if it has one.
@@ -296,6 +313,7 @@ def is_stale(connection: Connection, source: Source, names_of_now: bool = True) 
     values = {
         "rows": f"{function_name(source.oid)}()",
         "truncate": f"{truncate_function_name(source.oid)}()",
+        "row": row_function_name(source.oid),
         "owner": source.owner,
     }
     made = execute(connection, MADE, values).one()
@@ -306,9 +324,9 @@ def is_stale(connection: Connection, source: Source, names_of_now: bool = True) 
         one.entry for one in targets(connection, source.oid, names_of_now=False)
     ]:
         return True
-    wanted = (body(source, generations), truncate_body(source, generations))
-    found = (made.rows.strip(), (made.truncate or "").strip())
+    wanted = [trigger_body(source, generations), truncate_body(source, generations), body(source, generations)]
+    found = [(text or "").strip() for text in (made.rows, made.truncate, made.row)]
     if not names_of_now:
-        found, wanted = ((LAYOUT.sub(r"\1)", rows), truncate) for rows, truncate in (found, wanted))
+        found, wanted = ([LAYOUT.sub(r"\1)", text) for text in texts] for texts in (found, wanted))
     changed = found != wanted or not made.as_made
     return changed or lacks_rights(connection, source) or bool(former_owners(connection, source.oid))

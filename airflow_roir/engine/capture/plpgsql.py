@@ -8,15 +8,20 @@ _PINNED = "SET search_path = pg_catalog, pg_temp SET row_security = off"
 
 
 def function(name: str, text: str, settings: str = "") -> str:
-    """A statement that makes a capture function. settings: SQL that pins more settings."""
+    """A statement that makes a function of a trigger. settings: SQL that pins more settings."""
+    return _function(f"{name}() RETURNS trigger", f" SECURITY DEFINER {_PINNED}{settings}", text)
+
+
+def called_function(name: str, parameters: str, text: str) -> str:
+    """A statement that makes a function for the function of a trigger to call, with its rights and settings."""
+    return _function(f"{name}({parameters}) RETURNS boolean", "", text)
+
+
+def _function(head: str, how: str, text: str) -> str:
     tag = "roir"
     while f"${tag}$" in text:  # a column may be called anything, `$roir$` too
         tag += "_"
-    return (
-        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger\n"
-        f"LANGUAGE plpgsql SECURITY DEFINER {_PINNED}{settings}\n"
-        f"AS ${tag}$\n{text}\n${tag}$"
-    )
+    return f"CREATE OR REPLACE FUNCTION {head}\nLANGUAGE plpgsql{how}\nAS ${tag}$\n{text}\n${tag}$"
 
 
 def literal(text: str) -> str:

@@ -2,6 +2,9 @@
 
 See docs/architecture.md#touched-wins.
 
+The trigger's function only hands the columns of entries on to `capture_row`. PL/pgSQL compiles and keeps a trigger's
+function for each partition that a session writes to: as one, it took half a megabyte of each in each session.
+
 The *quick* path trusts an event's NEW if that is the present row: the tuple's `xmax` is 0. NEW is outdated if a trigger
 (a user's or a foreign key's), or a function that the statement calls, wrote to the same row while the statement still
 had events queued: the inner events then come first. In that case, if primary keys move among rows, and for a row that
@@ -14,15 +17,15 @@ from __future__ import annotations
 
 from airflow_roir.definition import DATA_SCHEMA, Scan, quote
 from airflow_roir.engine.capture import careful_path, segment_writes, unique_put
-from airflow_roir.engine.capture.plpgsql import function, indent
+from airflow_roir.engine.capture.plpgsql import called_function, function, indent
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.generation.entry import Entry
+from airflow_roir.engine.generation.entry import Entry, EntryColumn
 from airflow_roir.engine.source.source import Source
 from airflow_roir.entry_state import EntryState
 
 # This transaction has written again to the event's new version of the row since (or has only locked it).
-_IS_TOUCHED_AGAIN = "NEW.xmax <> '0'::xid"
+_IS_TOUCHED_AGAIN = "touched_again"
 
 # Plans are kept: one that was made for an empty table would read the whole table for each row once it is large.
 _BY_INDEX = " SET enable_seqscan = off"
@@ -34,17 +37,86 @@ def trigger_name(source_oid: int) -> str:
 
 
 def function_name(source_oid: int) -> str:
-    """The capture function of a source's rows, named by the source's oid. It runs as the source's owner."""
+    """The trigger's function for a source's rows, named by the source's oid. It runs as the source's owner."""
     return f"{DATA_SCHEMA}.capture_{source_oid}"
 
 
-def render(source: Source, generations: list[Target]) -> str:
-    """The whole CREATE FUNCTION statement for rows. Depends on nothing but its arguments."""
-    return function(function_name(source.oid), body(source, generations), _BY_INDEX)
+def row_type_name(source_oid: int) -> str:
+    """The type of the columns of a source's row that its entries have."""
+    return f"{DATA_SCHEMA}.row_{source_oid}"
+
+
+def row_function_name(source_oid: int) -> str:
+    """The function that captures a row, without its parameters."""
+    return f"{DATA_SCHEMA}.capture_row_{source_oid}"
+
+
+def row_function(source_oid: int) -> str:
+    """The function that captures a row, with the types of its parameters."""
+    row = row_type_name(source_oid)
+    return f"{row_function_name(source_oid)}(text,oid,name,boolean,tid,tid,{row},{row})"
+
+
+def render(source: Source, generations: list[Target]) -> list[str]:
+    """The statements that make the functions for rows, after `undo`. They depend on nothing but the arguments."""
+    row = row_type_name(source.oid)
+    columns = ", ".join(
+        f"{quote(column.source)} {column.type}" + (f" COLLATE {column.collation}" if column.collation else "")
+        for column in _columns_of(generations)
+    )
+    parameters = (
+        "tg_op text, tg_relid oid, tg_table_schema name, touched_again boolean, old_place tid, new_place tid, "
+        f"old {row}, new {row}"
+    )
+    return [
+        f"CREATE TYPE {row} AS ({columns})",
+        f"REVOKE ALL ON TYPE {row} FROM PUBLIC",
+        called_function(row_function_name(source.oid), parameters, body(source, generations)),
+        function(function_name(source.oid), trigger_body(source, generations), _BY_INDEX),
+    ]
+
+
+def undo(source_oid: int) -> list[str]:
+    """The statements that drop the function that captures a row, and its type."""
+    return [f"DROP FUNCTION {row_function_name(source_oid)}", f"DROP TYPE {row_type_name(source_oid)}"]
+
+
+def _columns_of(generations: list[Target]) -> list[EntryColumn]:
+    found: dict[str, EntryColumn] = {}
+    for target in generations:
+        for column in target.entry.columns:
+            found.setdefault(column.source, column)
+    return list(found.values())
+
+
+def trigger_body(source: Source, generations: list[Target]) -> str:
+    """The body of the trigger's function, without the dollar quotes."""
+    if not generations:
+        return "BEGIN\n  -- No generation is maintained at present.\n  RETURN NULL;\nEND"
+    row = row_type_name(source.oid)
+    old, new = (
+        f"ROW({', '.join(f'{record}.{quote(column.source)}' for column in _columns_of(generations))})::{row}"
+        for record in ("OLD", "NEW")
+    )
+    return "\n".join(
+        [
+            "DECLARE",
+            "  done boolean;",
+            "BEGIN",
+            *(f"  -- generation {target.generation_id}, {target.mode} mode" for target in generations),
+            # An assignment: PL/pgSQL evaluates it without a query.
+            f"  done := {row_function_name(source.oid)}(TG_OP, TG_RELID, TG_TABLE_SCHEMA, NEW.xmax <> '0'::xid,",
+            "    OLD.ctid, NEW.ctid,",
+            f"    {old},",
+            f"    {new});",
+            "  RETURN NULL;",
+            "END",
+        ]
+    )
 
 
 def body(source: Source, generations: list[Target]) -> str:
-    """The function's body, without the dollar quotes."""
+    """The body of the function that captures a row, without the dollar quotes."""
     declarations = [
         "DECLARE",
         "  -- Whether the source is asked what became of the row. A DELETE always does.",
@@ -65,7 +137,7 @@ def body(source: Source, generations: list[Target]) -> str:
     if any(target.entry.enforced and target.mode != CAPTURE for target in generations):
         declarations += ["  holder record;", "  held boolean;", "  taken boolean;"]
     statements = indent(_statements(source, generations))
-    return "\n".join([*declarations, "BEGIN", *statements, "", "  RETURN NULL;", "END"])
+    return "\n".join([*declarations, "BEGIN", *statements, "", "  RETURN true;", "END"])
 
 
 def _statements(source: Source, generations: list[Target]) -> list[str]:
@@ -164,7 +236,7 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
 
 def _block_of(record: str) -> str:
     """SQL for the number of the block that has a version of a row."""
-    return f"({record}.ctid::text::point)[0]"
+    return f"({record.lower()}_place::text::point)[0]"
 
 
 def _maintain_mode(source: Source, target: Target) -> list[str]:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, event
 
 from airflow_roir.definition import DATA_SCHEMA, quote
 from airflow_roir.engine.capture import installation, trigger_gaps
-from airflow_roir.engine.capture.row_function import function_name, render
+from airflow_roir.engine.capture.row_function import function_name, render, row_function, undo
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_function_name, truncate_trigger_name
 from airflow_roir.engine.database import Database, execute
@@ -198,25 +198,32 @@ class _Capture:
         """Both functions, with the new generation in this mode."""
         new = Target(self.number, self.entry, mode, self.dry.choice.scan, self.bounds, self.dry.definition.name.name)
         targets = [*(self.former if former is None else former), new]
-        found = [render(self.source, targets), render_truncate(self.source, targets)]
+        found = undo(self.source.oid) if self.standing.captured or mode != CAPTURE else []
+        found += [*render(self.source, targets), render_truncate(self.source, targets)]
+        # The functions of triggers are replaced; the one that they call is dropped and created.
+        fresh = [] if self.standing.captured or mode != CAPTURE else [f"{name}()" for name in self._of_triggers()]
+        found += [
+            f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC CASCADE" for name in (*fresh, row_function(self.source.oid))
+        ]
         if execute(self.connection, installation.VIEWS_MAY_BE_BARRED).scalar_one():
             found += [
-                f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''"
-                for name in (function_name(self.source.oid), truncate_function_name(self.source.oid))
+                f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''" for name in self._of_triggers()
             ]
+        if self.source.owner != self.standing.role:
+            found += self._to_owner(row_function(self.source.oid))
         if any(target.entry.enforced for target in targets):
             found.append(installation.grant_note(self.source))
         return found
+
+    def _of_triggers(self) -> tuple[str, str]:
+        return function_name(self.source.oid), truncate_function_name(self.source.oid)
 
     def install(self) -> list[str]:
         """The statements from the lock on: the view of the source, the functions with their rights, the triggers."""
         source = self.source
         with recorded(self.connection) as viewed:
             physical.create_source_view(self.connection, self.number, source, self.entry)
-        rows, truncate = function_name(source.oid), truncate_function_name(source.oid)
         made = self.functions(CAPTURE)
-        if not self.standing.captured:
-            made[2:2] = [f"REVOKE ALL ON FUNCTION {name}() FROM PUBLIC CASCADE" for name in (rows, truncate)]
         lock = f"LOCK TABLE {source.sql} IN SHARE ROW EXCLUSIVE MODE"
         return [lock, *viewed, *made, *self._hand_over(), *self._triggers()]
 

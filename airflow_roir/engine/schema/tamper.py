@@ -30,7 +30,9 @@ SELECT g.id FROM roir.generation g JOIN roir.index i ON i.id = g.index_id
    AND NOT EXISTS (SELECT FROM roir.mark_changes(g.id) m WHERE m.name LIKE 'function %%')
  ORDER BY g.id
 """
-KEEP_FUNCTIONS = "SELECT roir.keep_marks(%(generation)s, ARRAY['function capture', 'function truncate'])"
+KEEP_FUNCTIONS = (
+    "SELECT roir.keep_marks(%(generation)s, ARRAY['function capture', 'function truncate', 'function row'])"
+)
 # Functions are replaced without a lock on the table: a writer that ran another one may not have committed yet, and no
 # verification sees the writes that this one missed. So marks of functions count only if they were kept before, or
 # looked at when no writer was in flight.

@@ -1,5 +1,9 @@
-CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
+CREATE TYPE roir_data.row_{oid} AS ("k" text COLLATE pg_catalog."default", "id" integer, "v" integer);
+
+REVOKE ALL ON TYPE roir_data.row_{oid} FROM PUBLIC;
+
+CREATE OR REPLACE FUNCTION roir_data.capture_row_{oid}(tg_op text, tg_relid oid, tg_table_schema name, touched_again boolean, old_place tid, new_place tid, old roir_data.row_{oid}, new roir_data.row_{oid}) RETURNS boolean
+LANGUAGE plpgsql
 AS $roir$
 DECLARE
   -- Whether the source is asked what became of the row. A DELETE always does.
@@ -15,10 +19,10 @@ DECLARE
 BEGIN
   -- Is NEW the present version of the row? Not if this transaction has written to the row again since.
   IF TG_OP = 'UPDATE' THEN
-    careful := NEW.xmax <> '0'::xid
+    careful := touched_again
       OR ROW(OLD."id")::record *<> ROW(NEW."id")::record;
   ELSIF TG_OP = 'INSERT' THEN
-    careful := NEW.xmax <> '0'::xid;
+    careful := touched_again;
   END IF;
 
   -- May our owner read this leaf?
@@ -195,6 +199,21 @@ BEGIN
     END IF;
   END IF;
 
+  RETURN true;
+END
+$roir$;
+
+CREATE OR REPLACE FUNCTION roir_data.capture_{oid}() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
+AS $roir$
+DECLARE
+  done boolean;
+BEGIN
+  -- generation 1, direct mode
+  done := roir_data.capture_row_{oid}(TG_OP, TG_RELID, TG_TABLE_SCHEMA, NEW.xmax <> '0'::xid,
+    OLD.ctid, NEW.ctid,
+    ROW(OLD."k", OLD."id", OLD."v")::roir_data.row_{oid},
+    ROW(NEW."k", NEW."id", NEW."v")::roir_data.row_{oid});
   RETURN NULL;
 END
 $roir$;
