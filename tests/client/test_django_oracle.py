@@ -140,7 +140,7 @@ def twins(server: str, zoo_template: str) -> Iterator[Callable[..., Twins]]:
         run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.mark.parametrize("seeds", [range(n, n + 200) for n in range(0, 4000, 200)], ids=str)
+@pytest.mark.parametrize("seeds", [range(n, n + 200) for n in range(0, 2000, 200)], ids=str)
 @pytest.mark.parametrize("bound", [False, True], ids=["by the client", "by the server"])
 @pytest.mark.sample(0)
 @pytest.mark.usefixtures("deadlocks_meant")

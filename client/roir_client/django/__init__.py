@@ -16,13 +16,14 @@ level above READ COMMITTED, statements stay as they are.
 A statement stays as it is if the index is being repaired or a verification found differences, if the role may not read
 the index or the primary key, if more rows are found than `most_rows`, or if in any doubt. Sub-queries, members of a
 `union`, `raw` and conditions behind an outer join stay as they are. For `update` and `delete` of a QuerySet that joins
-Django writes a sub-query: it is restricted, the change itself isn't.
+Django writes a sub-query: it is restricted, the change itself isn't. A table that is joined, by `select_related` or as
+the parent of a model, is restricted by conditions on its own columns alone.
 
 `OPTIONS` of the database may have `"roir"`: False, or a dict of `enabled`, `least_partitions`, `most_rows` and
 `refresh_s`, as `roir_client.use` has them. Look-ups are statements of the connection: `connection.queries`, logs and
 `assertNumQueries` see them. Reading which indexes there are isn't.
 
-For a backend that isn't Django's own: `roir_client.django.mixin`.
+For a backend that isn't Django's own: `roir_client.django.mixin`. django-tenants takes ours as its `ORIGINAL_BACKEND`.
 """
 
 from __future__ import annotations

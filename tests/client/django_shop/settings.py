@@ -39,4 +39,5 @@ MIGRATION_MODULES = dict.fromkeys(("admin", "auth", "contenttypes", "sessions"))
 STATIC_URL = "static/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
+TIME_ZONE = "UTC"
 DATABASES: dict[str, object] = {}
