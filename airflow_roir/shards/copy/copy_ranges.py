@@ -20,7 +20,7 @@ from airflow_roir.engine.database import Database, execute, has_vanished
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.locks.table_lock import lock_table
-from airflow_roir.engine.retry.trouble import is_permanent, reason_of, trouble_of
+from airflow_roir.engine.retry.trouble import is_permanent, reason_of, sqlstate, trouble_of
 from airflow_roir.engine.scan.copier import Away, Claim, Copied, Limit
 from airflow_roir.engine.scan.reader import KeyReader, Stretch
 from airflow_roir.engine.sessions.limits import limits_of
@@ -51,6 +51,10 @@ SELECT roir.capture_problem(%(outbox)s) AS problem, c.oid::regclass::text AS nam
              FROM pg_index i WHERE i.indrelid IN (%(source)s, c.oid) AND i.indisprimary) AS shape
   FROM pg_class c LEFT JOIN pg_class t ON t.oid = c.reltoastrelid WHERE c.oid = %(relation)s
 """
+
+
+# The losses that an administrator can undo, by the error's SQLSTATE.
+LOST = {"42703": "a column", "42P01": "a table"}
 
 
 class ShardAway(Away):
@@ -297,4 +301,6 @@ class ShardCopier:
             return SourceChanged(f"index {self.job.run.index}: shard {quote(shard.name)}: {error}")
         if isinstance(error, DBAPIError) and trouble_of(error) is None and not has_vanished(error):
             return WorkerFailed(f"shard {quote(shard.name)}: {reason_of(error)}", is_permanent(error))
+        if isinstance(error, DBAPIError) and sqlstate(error) in LOST:
+            return ShardAway(shard, f"it answers, but has lost {LOST[sqlstate(error)]}: {reason_of(error)}")
         return ShardAway(shard, reason_of(error))
