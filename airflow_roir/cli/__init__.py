@@ -22,6 +22,7 @@ from airflow_roir.cli import (  # noqa: F401
     doctor,
     duplicates,
     metrics,
+    on_conflict,
     operations,
     partitions,
     plan,

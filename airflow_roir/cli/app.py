@@ -31,7 +31,7 @@ output has gone.
 LISTED = (
     *("init", "doctor", "role-sql", "dags", "plan", "build", "status", "pause", "resume", "change", "abort", "queue"),
     *("duplicates", "verify", "report", "revert", "compact", "rows-view", "clean-up", "drop", "metrics"),
-    *("attach-partition", "detach-partition", "sync-partitions", "shard", "ship", "announce"),
+    *("attach-partition", "detach-partition", "sync-partitions", "on-conflict", "shard", "ship", "announce"),
 )
 
 

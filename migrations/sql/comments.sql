@@ -175,7 +175,8 @@ COMMENT ON COLUMN roir.operation.notice IS
     'whom the run waits for, or the last option that was refused, until one is accepted';
 COMMENT ON COLUMN roir.operation.worth IS 'whether the index of a first build will pay, as its prepare has found';
 COMMENT ON COLUMN roir.operation.spark_ui IS 'where the driver shows its jobs, while it runs';
-COMMENT ON COLUMN roir.operation.without_spark IS 'threads of a command drive it, or did last; roir resume uses them, too';
+COMMENT ON COLUMN roir.operation.without_spark IS
+    'threads of a command drive it, or did last; roir resume uses them, too';
 COMMENT ON COLUMN roir.operation.granted IS
     'how many workers the governor lets work; 0: all hold; null: no governor limits them';
 COMMENT ON COLUMN roir.operation.granted_at IS 'when; an old grant is a hold';

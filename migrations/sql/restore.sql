@@ -78,13 +78,13 @@ BEGIN
           JOIN roir.index i ON i.source_oid = r.recorded::bigint AND i.dropped_at IS NULL;
     -- By a temporary name, since the new oid of one source may be the old oid of another.
     FOR s IN SELECT DISTINCT r.recorded, f.kind
-               FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+               FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate', 'conflict']) AS f (kind)
               WHERE to_regprocedure(format('roir_data.%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
         EXECUTE format('ALTER FUNCTION roir_data.%s_%s() RENAME TO restored_%s_%s',
                        s.kind, s.recorded, s.kind, s.recorded);
     END LOOP;
     FOR s IN SELECT DISTINCT r.recorded, r.present, f.kind
-               FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate']) AS f (kind)
+               FROM pg_temp.restored r, unnest(ARRAY['capture', 'truncate', 'conflict']) AS f (kind)
               WHERE to_regprocedure(format('roir_data.restored_%s_%s()', f.kind, r.recorded)) IS NOT NULL LOOP
         EXECUTE format('ALTER FUNCTION roir_data.restored_%s_%s() RENAME TO %s_%s',
                        s.kind, s.recorded, s.kind, s.present);

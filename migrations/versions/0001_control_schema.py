@@ -28,6 +28,7 @@ TOPICS = (
     "rights",
     "entries",
     "capture",
+    "on_conflict",
     "owners",
     "partitions",
     "view",

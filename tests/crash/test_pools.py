@@ -59,6 +59,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ship": ("--once",),
     "status": (),
     "sync-partitions": ("t",),
+    "on-conflict": ("t",),
     "verify": ("ix", "--without-spark"),
 }
 # They ask no database of theirs, or, like doctor, name the pool among other findings.

@@ -66,6 +66,7 @@ COMMANDS = {
     "attach-partition": ("t", "t1", "DEFAULT"),
     "detach-partition": ("t1",),
     "sync-partitions": ("t",),
+    "on-conflict": ("t",),
     "shard add": ("s0",),
     "shard list": ("--check",),
     "shard remove": ("s0",),

@@ -220,7 +220,8 @@ def test_pictures_are_shown_and_small() -> None:
 @by_document
 def test_every_relation_and_function_of_the_control_schema_exists(document: Path) -> None:
     made = set(re.findall(r"CREATE (?:FUNCTION|VIEW|TYPE) roir\.(\w+)", CONTROL_SCHEMA)) | {"schema_version"}
-    made |= set(TABLES)
+    # Also a setting.
+    made |= {*TABLES, "on_conflict"}
     for code in code_of(document):
         assert set(re.findall(r"(?<!\w)roir\.(\w+)", code)) <= made, f"{document.name}: {code}"
 

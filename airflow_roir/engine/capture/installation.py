@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from airflow_roir.definition import Scan, quote
-from airflow_roir.engine.capture import trigger_gaps
+from airflow_roir.engine.capture import conflicts, trigger_gaps
 from airflow_roir.engine.capture.row_function import (
     body,
     function_name,
@@ -51,8 +51,6 @@ SELECT tgrelid::regclass::text AS relation, quote_ident(tgname) AS name FROM pg_
 KEEP_ENTRY = (
     "UPDATE roir.generation SET entry = %(entry)s::jsonb WHERE id = %(generation)s AND entry <> %(entry)s::jsonb"
 )
-# True if the server has the setting, from a minor version on, that forbids a user's session to read views.
-VIEWS_MAY_BE_BARRED = "SELECT current_setting('restrict_nonsystem_relation_kind', true) IS NOT NULL"
 # Only grants to the owner by name count: a superuser, or a member of our role, may cease to be one.
 GRANTED = """
 SELECT bool_and(c.relowner = o.oid OR EXISTS (
@@ -169,7 +167,9 @@ def refresh(connection: Connection, source: Source) -> None:
         execute(connection, statement)
     rows, truncate = function_name(source.oid), truncate_function_name(source.oid)
     rights.take_back(connection, functions=[f"{rows}()", f"{truncate}()", row_function(source.oid)])
-    if execute(connection, VIEWS_MAY_BE_BARRED).scalar_one():
+    if conflicts.is_installed(connection, source.oid):
+        conflicts.refresh(connection, source, generations)
+    if execute(connection, conflicts.VIEWS_MAY_BE_BARRED).scalar_one():
         for name in (rows, truncate):
             execute(connection, f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''")
     _hand_over(connection, source, generations)
@@ -288,6 +288,8 @@ def drop_functions(connection: Connection, source_oid: int) -> None:
 
     Takes ACCESS EXCLUSIVE locks on the tables of the triggers.
     """
+    if conflicts.is_installed(connection, source_oid):
+        conflicts.remove(connection, source_oid)
     functions = [f"{function_name(source_oid)}()", f"{truncate_function_name(source_oid)}()"]
     for row in execute(connection, FOLLOWED, {"functions": functions}).all():
         execute(connection, f"DROP TRIGGER {row.name} ON {row.relation}")
@@ -329,4 +331,6 @@ def is_stale(connection: Connection, source: Source, names_of_now: bool = True) 
     if not names_of_now:
         found, wanted = ([LAYOUT.sub(r"\1)", text) for text in texts] for texts in (found, wanted))
     changed = found != wanted or not made.as_made
+    if names_of_now and conflicts.is_stale(connection, source, generations):
+        return True
     return changed or lacks_rights(connection, source) or bool(former_owners(connection, source.oid))

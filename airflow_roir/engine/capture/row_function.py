@@ -28,7 +28,7 @@ from airflow_roir.entry_state import EntryState
 _IS_TOUCHED_AGAIN = "touched_again"
 
 # Plans are kept: one that was made for an empty table would read the whole table for each row once it is large.
-_BY_INDEX = " SET enable_seqscan = off"
+BY_INDEX = " SET enable_seqscan = off"
 
 
 def trigger_name(source_oid: int) -> str:
@@ -72,7 +72,7 @@ def render(source: Source, generations: list[Target]) -> list[str]:
         f"CREATE TYPE {row} AS ({columns})",
         f"REVOKE ALL ON TYPE {row} FROM PUBLIC",
         called_function(row_function_name(source.oid), parameters, body(source, generations)),
-        function(function_name(source.oid), trigger_body(source, generations), _BY_INDEX),
+        function(function_name(source.oid), trigger_body(source, generations), BY_INDEX),
     ]
 
 
@@ -158,14 +158,14 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
     else:
         lines = ["-- Rows may share a primary key for a while: every write is careful."]
     if source.partitioned:
-        lines += ["", *_of_another()]
+        lines += ["", *refuse_leaf_of_others()]
     for target in generations:
         lines += ["", f"-- generation {target.generation_id}, {target.mode} mode"]
         lines += _capture_mode(source, target) if target.mode == CAPTURE else _maintain_mode(source, target)
     return lines
 
 
-def _of_another() -> list[str]:
+def refuse_leaf_of_others() -> list[str]:
     """Refuses leaves of other owners: to read one may run its owner's code, with the rights of the source's owner."""
     return [
         "-- May our owner read this leaf?",
@@ -202,7 +202,7 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
     everything = [column.source for column in entry.columns]
     identity = everything[: entry.identity]
     # If rows may share a key for a while, the snapshot must see them all.
-    refused = _refused(target) if source.pk_deferrable else []
+    refused = refuse_old_snapshots(target) if source.pk_deferrable else []
     moved = []
     if target.scan is Scan.BLOCK:
         # Otherwise batches could meet the row twice, or not at all. Within a block one snapshot sees it once.
@@ -265,7 +265,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
     identity = everything[: entry.identity]
     # The snapshot must see the row that names this mode, or it is too old: a removal could find the entry in the delta
     # and miss the base's younger copy, a write could miss a younger antimatter, a lookup the row itself.
-    refused = _refused(target)
+    refused = refuse_old_snapshots(target)
     if source.pk_deferrable:
         return [
             *refused,
@@ -314,7 +314,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
     ]
 
 
-def _refused(target: Target) -> list[str]:
+def refuse_old_snapshots(target: Target) -> list[str]:
     """Raises 40001 for a snapshot that is older than the generation's mode, or than its segments."""
     layout = f", {target.layout}" if target.layout else ""
     return [

@@ -42,13 +42,13 @@ def _of_delta(source: Source, target: Target, record: str) -> list[str]:
     """Refuses the write if another row has the key in the delta. Before the base: the fold moves entries to there."""
     entry, delta = target.entry, physical.delta(target.generation_id)
     regular = f"d.state = '{EntryState.REGULAR.value}'"
-    key, other = _key_is(target, record, "d."), _rest_is(target, _rest(target, record), "d.")
+    key, other = key_is(target, record, "d."), _rest_is(target, _rest(target, record), "d.")
     holder = ", ".join(entry.physical(entry.rest_positions, prefix="d."))
     return [
         "LOOP",
         f"  SELECT {holder} INTO holder FROM {delta} d WHERE {key} AND NOT ({other}) AND {regular} LIMIT 1;",
         "  EXIT WHEN NOT FOUND;",
-        *indent(_ask(source, target, record)),
+        *indent(ask(source, target, record)),
         # The holder's row no longer has this key, by a write of our own whose event is still to come.
         f"  DELETE FROM {delta} d WHERE {key} AND {_rest_is(target, _of_holder(target), 'd.')};",
         "END LOOP;",
@@ -57,7 +57,7 @@ def _of_delta(source: Source, target: Target, record: str) -> list[str]:
 
 def _of_base(source: Source, target: Target, record: str, into: str) -> list[str]:
     entry, base = target.entry, physical.base(target.generation_id)
-    key = _key_is(target, record, "b.")
+    key = key_is(target, record, "b.")
     holder = ", ".join(entry.physical(entry.rest_positions, prefix="b."))
     values = target.values(record)
     assigned = ", ".join(f"{name} = {value}" for name, value in zip(entry.physical(), values, strict=True))
@@ -74,7 +74,7 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
         "  CONTINUE WHEN NOT FOUND;",
         f"  taken := NOT ({ours});",
         "  IF taken THEN",
-        *indent(_ask(source, target, record), 2),
+        *indent(ask(source, target, record), 2),
         f"    PERFORM roir.note_taken({target.generation_id}, holder.place, holder.spot);",
         "  END IF;",
         f"  UPDATE {base} b SET {assigned} WHERE {key} AND {held};",
@@ -82,7 +82,7 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
         # The holder may have lost the key and got it again between question and take-over: ask again. From now on a
         # writer that gives it the key waits for us.
         "    IF taken AND NOT one_snapshot THEN",
-        *indent(_ask(source, target, record), 3),
+        *indent(ask(source, target, record), 3),
         "    END IF;",
         "    EXIT;",
         "  END IF;",
@@ -90,7 +90,7 @@ def _of_base(source: Source, target: Target, record: str, into: str) -> list[str
     ]
 
 
-def _ask(source: Source, target: Target, record: str) -> list[str]:
+def ask(source: Source, target: Target, record: str) -> list[str]:
     """Raises if the holder's row has our key. FOR SHARE waits for a session that changes the row, and raises 40001 if
     our snapshot doesn't see the change.
 
@@ -154,7 +154,7 @@ def _text(entry: Entry, i: int, value: str) -> str:
     return f"CASE WHEN NOT ({is_null(value)}) THEN {text} END"
 
 
-def _key_is(target: Target, record: str, prefix: str) -> str:
+def key_is(target: Target, record: str, prefix: str) -> str:
     """SQL, true if an entry has a record's key. With NULLS NOT DISTINCT two NULLs are the same."""
     entry = target.entry
     values = _compared(target, record)
@@ -164,6 +164,11 @@ def _key_is(target: Target, record: str, prefix: str) -> str:
         known = entry.columns[i].primary_key or i in entry.apart_positions
         found.append(entry.same_column(i, name, values[i], False if known else None))
     return " AND ".join(found)
+
+
+def rest_is_holder(target: Target, prefix: str) -> str:
+    """SQL, true for the entry that `holder` has the primary key of, among those with its key."""
+    return _rest_is(target, _of_holder(target), prefix)
 
 
 def _rest(target: Target, record: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, event
 
 from airflow_roir.definition import DATA_SCHEMA, quote
-from airflow_roir.engine.capture import installation, trigger_gaps
+from airflow_roir.engine.capture import conflicts, installation, trigger_gaps
 from airflow_roir.engine.capture.row_function import function_name, render, row_function, undo
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_function_name, truncate_trigger_name
@@ -205,7 +205,7 @@ class _Capture:
         found += [
             f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC CASCADE" for name in (*fresh, row_function(self.source.oid))
         ]
-        if execute(self.connection, installation.VIEWS_MAY_BE_BARRED).scalar_one():
+        if execute(self.connection, conflicts.VIEWS_MAY_BE_BARRED).scalar_one():
             found += [
                 f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''" for name in self._of_triggers()
             ]
