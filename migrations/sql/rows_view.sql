@@ -443,15 +443,16 @@ BEGIN
             END;
         END IF;
     END IF;
+    -- The planner removes the first item; by it readers lock the table before the index's view, as a detach does.
     EXECUTE format(
         'CREATE OR REPLACE VIEW %s WITH (security_invoker = true) AS SELECT %s '
-        'FROM %s i CROSS JOIN LATERAL roir.row_of(i.*, %L::regclass, %L::jsonb) r (%s) '
+        'FROM (SELECT EXISTS (SELECT FROM ONLY %s)) t CROSS JOIN %s i CROSS JOIN LATERAL roir.row_of(i.*, %L::regclass, %L::jsonb) r (%s) '
         'WHERE (SELECT roir.may_select(%L::regclass))',
         name,
         (SELECT string_agg(format('%s.%I', CASE WHEN (p.value -> 'key')::boolean THEN 'i' ELSE 'r' END,
                                   p.value ->> 'name'), ', ' ORDER BY p.n)
            FROM jsonb_array_elements(plan -> 'columns') WITH ORDINALITY AS p (value, n)),
-        roir.full_name(own.index_view), roir.full_name(own.source), plan,
+        roir.full_name(own.source), roir.full_name(own.index_view), roir.full_name(own.source), plan,
         (SELECT string_agg(concat(format('%I %s', p.value ->> 'name', p.value ->> 'type'),
                                   ' COLLATE ' || (p.value ->> 'collation')), ', ' ORDER BY p.n)
            FROM jsonb_array_elements(plan -> 'columns') WITH ORDINALITY AS p (value, n)

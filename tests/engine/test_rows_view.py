@@ -222,6 +222,8 @@ def test_a_migration_never_waits_for_a_reader_of_the_view(ground: str, database:
     sql(migration, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
     reading, errors = in_thread(lambda: sql(reader, "SELECT DISTINCT note FROM ix_rows"))
     wait_until(watching(ground), "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass")
+    # Found: it locked the index's view first. A detach got the table's lock, and then never the view's.
+    assert sql(session(ground), "SELECT count(*) FROM pg_locks WHERE relation = 'ix'::regclass") == [(0,)]
     sql(migration, "ALTER TABLE t ADD COLUMN extra int DEFAULT 4")
     migration.commit()
     reading.join()
