@@ -28,7 +28,7 @@ STATEMENTS = (
 )
 # Between a user's transactions.
 PAUSE_S = 0.05
-# What a user's statement may get: a retry, or the truth that the partition isn't there now.
+# Errors that a user may get: a retry, and that the row's partition isn't there now.
 EXPECTED = (psycopg2.errors.SerializationFailure, psycopg2.errors.CheckViolation)
 
 
