@@ -11,7 +11,7 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
-from airflow_roir.engine import drop
+from airflow_roir.engine import clean_up, drop
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.unique.on_conflict import set_on_conflict
 from airflow_roir.errors import InvalidInput
@@ -272,3 +272,30 @@ def test_the_last_drop_takes_it_along(database: Database, dsn: str) -> None:
     with closing(steps.session(dsn)) as user:
         assert sql(user, "SELECT count(*) FROM pg_trigger WHERE tgname LIKE '~roir%'") == [(0,)]
         assert sql(user, "SELECT count(*) FROM pg_proc WHERE proname LIKE 'conflict_%'") == [(0,)]
+
+
+def test_writers_need_no_right_but_insert(database: Database, dsn: str, stranger: str) -> None:
+    """The function runs as the table's owner, who is no superuser; after a clean-up as the new owner."""
+    run_sql(dsn, *TABLE, "CREATE ROLE first_owner", "CREATE ROLE next_owner", "ALTER TABLE t OWNER TO first_owner")
+    try:
+        for name in ("t0", "t1", "t10", "t11"):
+            run_sql(dsn, f"ALTER TABLE {name} OWNER TO first_owner")
+        steps.make_index(database, "ix", "t", "k", unique=True)
+        set_on_conflict(database, "t", "test")
+        with closing(steps.session(stranger)) as writer:
+            [(role,)] = sql(writer, "SELECT quote_ident(current_user)")
+            writer.commit()
+            run_sql(dsn, f"GRANT INSERT ON t TO {role}")
+            for owner in ("first_owner", "next_owner"):
+                for name in ("t", "t0", "t1", "t10", "t11"):
+                    run_sql(dsn, f"ALTER TABLE {name} OWNER TO {owner}")
+                clean_up.clean_up(database)
+                sql(writer, "SET roir.on_conflict = 'nothing'")
+                assert done(writer, "INSERT INTO t VALUES (3, 0, 0, 'a'), (4, 1, 0, 'c'), (5, 1, 0, 'c')") == 1
+                writer.rollback()
+        called = "SELECT DISTINCT proowner::regrole::text FROM pg_proc WHERE proname LIKE 'conflict_%'"
+        with closing(steps.session(dsn)) as user:
+            assert sql(user, called) == [("next_owner",)]
+    finally:
+        drop.drop_index(database, "ix", "test")
+        run_sql(dsn, "DROP OWNED BY first_owner, next_owner CASCADE", "DROP ROLE first_owner, next_owner")

