@@ -43,10 +43,10 @@ CREATE FUNCTION roir.look_up(generation bigint, view oid, source oid, named text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     doubtful boolean;
-    selected text;
-    wanted text;
-    detail text;
-    state text;
+    selected pg_catalog.text;
+    wanted pg_catalog.text;
+    detail pg_catalog.text;
+    state pg_catalog.text;
 BEGIN
     IF pg_catalog.array_position(conditions, NULL) IS NOT NULL THEN
         outcome := 'type';

@@ -142,8 +142,8 @@ END $$;
 CREATE FUNCTION roir.rows(source anyelement, entries anycompatiblearray) RETURNS SETOF anyelement
 LANGUAGE plpgsql STABLE ROWS 100 AS $$
 DECLARE
-    how record;
-    entry record;
+    how pg_catalog.record;
+    entry pg_catalog.record;
     returned bigint;
     total bigint := 0;
 BEGIN
@@ -178,9 +178,9 @@ END $$;
 CREATE FUNCTION roir.rows(source anyelement, index regclass, key jsonb) RETURNS SETOF anyelement
 LANGUAGE plpgsql STABLE ROWS 100 AS $$
 DECLARE
-    how record;
-    looked_up record;
-    entry record;
+    how pg_catalog.record;
+    looked_up pg_catalog.record;
+    entry pg_catalog.record;
     returned bigint;
     total bigint := 0;
 BEGIN

@@ -446,7 +446,8 @@ BEGIN
     -- The planner removes the first item; by it readers lock the table before the index's view, as a detach does.
     EXECUTE format(
         'CREATE OR REPLACE VIEW %s WITH (security_invoker = true) AS SELECT %s '
-        'FROM (SELECT EXISTS (SELECT FROM ONLY %s)) t CROSS JOIN %s i CROSS JOIN LATERAL roir.row_of(i.*, %L::regclass, %L::jsonb) r (%s) '
+        'FROM (SELECT EXISTS (SELECT FROM ONLY %s)) t CROSS JOIN %s i '
+        'CROSS JOIN LATERAL roir.row_of(i.*, %L::regclass, %L::jsonb) r (%s) '
         'WHERE (SELECT roir.may_select(%L::regclass))',
         name,
         (SELECT string_agg(format('%s.%I', CASE WHEN (p.value -> 'key')::boolean THEN 'i' ELSE 'r' END,

@@ -298,6 +298,8 @@ def test_no_name_of_a_user_is_used_instead_of_the_servers(ground: str, stranger:
     user = session(stranger)
     sql(user, "SET search_path = evil, pg_catalog, public; CREATE TEMP TABLE t (id int)")
     assert sql(user, "SELECT n FROM public.ix_rows WHERE id OPERATOR(pg_catalog.=) 7") == [(7,)]
+    # Found: a domain named record took the place of the type of a variable.
+    assert len(sql(user, "SELECT * FROM roir.rows(NULL::public.t, 'public.ix', '{\"id\": 7}')")) == 1
     changed = "UPDATE public.ix_rows SET n = 8 WHERE id OPERATOR(pg_catalog.=) 7 RETURNING n"
     assert sql(user, changed) == [(8,)]
     assert sql(user, "DELETE FROM public.ix_rows WHERE id OPERATOR(pg_catalog.=) 7 RETURNING n") == [(8,)]
