@@ -186,6 +186,22 @@ def test_the_key_that_other_triggers_leave_counts(user: psycopg2.extensions.conn
     assert done(user, "INSERT INTO t VALUES (6, 0, 0, 'e')") == 1
 
 
+def test_a_row_that_doesnt_come_after_all_leaves_no_entry(user: psycopg2.extensions.connection, dsn: str) -> None:
+    """A constraint of the partition, or a trigger that fires later, keeps the row out: its key is free."""
+    run_sql(
+        dsn,
+        "CREATE UNIQUE INDEX ON t0 (v)",
+        "CREATE FUNCTION skip_it() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        'CREATE TRIGGER "ö" BEFORE INSERT ON t FOR EACH ROW WHEN (NEW.id = 5) EXECUTE FUNCTION skip_it()',
+    )
+    assert done(user, "INSERT INTO t VALUES (3, 0, 0, 'c'), (4, 0, 7, 'd') ON CONFLICT DO NOTHING") == 1
+    assert done(user, "INSERT INTO t VALUES (5, 0, 5, 'e')") == 0
+    # An entry without a row would be here, too.
+    assert sql(user, "SELECT id, k FROM ix ORDER BY 1") == [(1, "a"), (2, "b"), (4, "d")]
+    user.commit()
+    assert done(user, "INSERT INTO t VALUES (6, 0, 6, 'c'), (7, 1, 0, 'e')") == 2
+
+
 @pytest.mark.parametrize("nulls_not_distinct", [False, True])
 def test_several_indexes_and_nulls(database: Database, dsn: str, nulls_not_distinct: bool) -> None:
     run_sql(
