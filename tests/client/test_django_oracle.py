@@ -98,7 +98,7 @@ class Twins:
 def _shown(value: Any) -> Any:
     """A result that can be compared: rows in an order, objects by their columns and loaded rows."""
     if isinstance(value, Model):
-        columns = [repr(value.__dict__.get(field.attname)) for field in value._meta.concrete_fields]
+        columns = [_shown(value.__dict__.get(field.attname)) for field in value._meta.concrete_fields]
         loaded = {name: _shown(one) for name, one in value._state.fields_cache.items()}
         several = {name: _shown(some) for name, some in getattr(value, "_prefetched_objects_cache", {}).items()}
         return type(value).__name__, columns, loaded, several
@@ -106,7 +106,8 @@ def _shown(value: Any) -> Any:
         return sorted(repr(_shown(one)) for one in value)
     if isinstance(value, tuple):
         return tuple(map(_shown, value))
-    return bytes(value) if isinstance(value, memoryview) else repr(value)
+    # psycopg2 gives each value of bytea another place in memory, which repr would tell.
+    return repr(bytes(value) if isinstance(value, memoryview) else value)
 
 
 def _refused(error: Error) -> tuple[str, Any]:
