@@ -143,7 +143,7 @@ def test_every_operator_is_described_and_no_other() -> None:
         name
         for file in (ROOT / "airflow_roir" / "operators").glob("*.py")
         for name in re.findall(
-            r"^class (\w+(?:Index|Indexes|IndexBuild|Partition)Operator)\(", file.read_text(), re.MULTILINE
+            r"^class (\w+(?:Index|Indexes|IndexBuild|Partition|Changes)Operator)\(", file.read_text(), re.MULTILINE
         )
     }
     assert operators
