@@ -203,7 +203,7 @@ def test_on_conflict_knows_the_primary_key_alone(database: Database, dsn: str, m
             with pytest.raises(psycopg2.errors.InvalidColumnReference):
                 sql(user, f"INSERT INTO t VALUES (151, '7', 1) ON CONFLICT (k) DO {action}")
             user.rollback()
-        # The page on unique constraints advises this: ask first, and catch the error if a row comes between.
+        # Applications do this: they ask first, and catch the error if a row comes between.
         known = "SELECT 1 FROM t o WHERE o.k = '7'"
         sql(user, f"INSERT INTO t SELECT 151, '7', 1 WHERE NOT EXISTS ({known})")
         sql(user, "INSERT INTO t VALUES (7, '7', 1) ON CONFLICT (id) DO UPDATE SET v = excluded.v")

@@ -2,7 +2,7 @@
 
 A BEFORE trigger puts the row's entry as the capture does at the end of the statement, so it waits for the same
 transactions, and others wait for it. If the put is refused, it is undone, and the row is skipped. Otherwise the entry
-is *claimed*: the capture writes it again if the row comes, and the end of the statement removes it if not.
+is *claimed*: it is inserted and deleted at once, so that others wait, and the capture writes it if the row comes.
 """
 
 from __future__ import annotations
