@@ -46,7 +46,7 @@ def test_an_installed_airflow_is_left_as_it_is() -> None:
     told = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
     lines = [line for file in told for line in file.read_text().splitlines() if "pip install" in line]
     assert [line for line in lines if "constraints.txt" in line] == []
-    assert [line for line in lines if 'dist/*.whl "apache-airflow==$(airflow version)"' in line]
+    assert [line for line in lines if 'dist/airflow_roir*.whl "apache-airflow==$(airflow version)"' in line]
 
 
 def test_the_pyspark_folder_belongs_to_one_distribution() -> None:
