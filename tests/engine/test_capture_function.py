@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_roir.definition import parse_name
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.row_function import body, render, row_function_name
 from airflow_roir.engine.capture.truncate_function import render_truncate
@@ -103,3 +104,42 @@ def test_a_session_keeps_little_for_each_partition_that_it_writes_to(database: D
     session.rollback()
     # One function of a hundred kilobytes or more, and a small one for each partition.
     assert after - before < 500_000 + 20_000 * partitions
+
+
+KEPT_BY_SESSION = (
+    "SELECT coalesce(sum(used_bytes), 0)::int FROM pg_backend_memory_contexts WHERE name ~ 'PL/pgSQL|Cached'"
+)
+
+
+def test_a_session_keeps_no_more_after_a_rebuild(database: Database, dsn: str) -> None:
+    """Seen: half a megabyte more with each refresh: PL/pgSQL never frees a function that was dropped."""
+    steps.make_table(dsn)
+    steps.make_index(database, keys="k,v")
+    session = steps.session(dsn)
+    session.autocommit = True
+
+    def kept() -> int:
+        steps.sql(session, "UPDATE t SET k = k || 'x', v = v + 1 WHERE id = 1")
+        steps.sql(session, "UPDATE t SET v = v + 1 WHERE id = 1")
+        return int(steps.sql(session, KEPT_BY_SESSION)[0][0])
+
+    before = kept()
+    with database.connect() as connection, connection.begin():
+        source = catalog.read_source(connection, parse_name("t", "table"))
+        for _ in range(3):
+            execute(connection, f"LOCK TABLE {source.sql} IN SHARE ROW EXCLUSIVE MODE")
+            installation.refresh(connection, source)
+    assert kept() < before + 50_000
+
+
+def test_the_function_that_an_owner_has_dropped_is_made_again(database: Database, dsn: str) -> None:
+    """Seen: its type was in the way: no clean-up, no build and no drop was possible any more, and no write."""
+    steps.make_table(dsn)
+    steps.make_index(database)
+    with database.connect() as connection, connection.begin():
+        source = catalog.read_source(connection, parse_name("t", "table"))
+    run_sql(dsn, f"DROP FUNCTION {row_function_name(source.oid)}")
+    steps.make_index(database, "other", keys="v")
+    run_sql(dsn, "UPDATE t SET k = 'x', v = -1 WHERE id = 1")
+    for index in ("ix", "other"):
+        steps.assert_exact(database, index)

@@ -50,8 +50,8 @@ def _render(patch: pytest.MonkeyPatch, old: str, new: str) -> None:
     """Replaces a text in the capture function."""
     render = row_function.render
 
-    def broken(source: Source, generations: list[Target]) -> str:
-        return render(source, generations).replace(old, new)
+    def broken(source: Source, generations: list[Target], kept: bool = False) -> list[str]:
+        return [statement.replace(old, new) for statement in render(source, generations, kept)]
 
     patch.setattr(installation, "render", broken)
 

@@ -17,6 +17,7 @@ from airflow_roir.engine.capture.row_function import (
     body,
     function_name,
     render,
+    row_columns,
     row_function,
     row_function_name,
     row_type_name,
@@ -36,6 +37,7 @@ from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.cut import Bound, KeyRange, in_key_order
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.schema import rights, tamper
+from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source import owner as owners
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvariantViolated
@@ -75,7 +77,7 @@ SELECT string_agg(c.oid::regclass::text, ', ')
             @> ARRAY['SELECT', 'UPDATE', 'DELETE'])
 """
 FORMER_OWNERS = "SELECT DISTINCT name FROM roir.former_owners(%(source)s::oid) ORDER BY 1"
-CALLED = "SELECT to_regproc(%(function)s) IS NOT NULL"
+ROW_TYPE = "SELECT t.typrelid::bigint FROM pg_type t WHERE t.oid = to_regtype(%(type)s)"
 MADE = """
 SELECT r.prosrc AS rows, t.prosrc AS truncate, w.prosrc AS row,
        r.prosecdef AND t.prosecdef AND pg_get_userbyid(r.proowner) = %(owner)s
@@ -161,9 +163,7 @@ def refresh(connection: Connection, source: Source) -> None:
         physical.create_source_view(connection, target.generation_id, source, target.entry)
         entry = {"generation": target.generation_id, "entry": to_json(target.entry.as_json())}
         execute(connection, KEEP_ENTRY, entry)
-    made = execute(connection, CALLED, {"function": row_function_name(source.oid)}).scalar_one()
-    before = undo(source.oid) if made else []
-    for statement in (*before, *render(source, generations), render_truncate(source, generations)):
+    for statement in (*statements_for_rows(connection, source, generations), render_truncate(source, generations)):
         execute(connection, statement)
     rows, truncate = function_name(source.oid), truncate_function_name(source.oid)
     rights.take_back(connection, functions=[f"{rows}()", f"{truncate}()", row_function(source.oid)])
@@ -174,6 +174,18 @@ def refresh(connection: Connection, source: Source) -> None:
             execute(connection, f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''")
     _hand_over(connection, source, generations)
     tamper.keep_captures(connection, untouched)
+
+
+def statements_for_rows(connection: Connection, source: Source, generations: list[Target]) -> list[str]:
+    """The statements that make the functions for rows in place of those that are there."""
+    row_type = execute(connection, ROW_TYPE, {"type": row_type_name(source.oid)}).scalar()
+    if row_type is None:
+        return render(source, generations)
+    columns = catalog.columns_of(connection, row_type).values()
+    # A session frees what it keeps of a function that is replaced, but never what it keeps of one that was dropped.
+    if [(column.name, column.type, column.collation) for column in columns] == row_columns(generations):
+        return render(source, generations, kept=True)
+    return [*undo(source.oid), *render(source, generations)]
 
 
 def _hand_over(connection: Connection, source: Source, generations: list[Target]) -> None:

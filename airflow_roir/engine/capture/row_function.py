@@ -15,6 +15,8 @@ reset.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from airflow_roir.definition import DATA_SCHEMA, Scan, quote
 from airflow_roir.engine.capture import careful_path, segment_writes, unique_put
 from airflow_roir.engine.capture.plpgsql import called_function, function, indent
@@ -57,20 +59,28 @@ def row_function(source_oid: int) -> str:
     return f"{row_function_name(source_oid)}(text,oid,name,boolean,tid,tid,{row},{row})"
 
 
-def render(source: Source, generations: list[Target]) -> list[str]:
-    """The statements that make the functions for rows, after `undo`. They depend on nothing but the arguments."""
+def row_columns(generations: Sequence[Target]) -> list[tuple[str, str, str | None]]:
+    """The columns of `row_type_name`: their names, types and collations."""
+    return [(column.source, column.type, column.collation) for column in _columns_of(generations)]
+
+
+def render(source: Source, generations: list[Target], kept: bool = False) -> list[str]:
+    """The statements that make the functions for rows. They depend on nothing but the arguments.
+
+    kept: the type has these columns already, and stays. Otherwise these statements come after `undo`.
+    """
     row = row_type_name(source.oid)
     columns = ", ".join(
-        f"{quote(column.source)} {column.type}" + (f" COLLATE {column.collation}" if column.collation else "")
-        for column in _columns_of(generations)
+        f"{quote(name)} {type_}" + (f" COLLATE {collation}" if collation else "")
+        for name, type_, collation in row_columns(generations)
     )
+    made = [] if kept else [f"CREATE TYPE {row} AS ({columns})", f"REVOKE ALL ON TYPE {row} FROM PUBLIC"]
     parameters = (
         "tg_op text, tg_relid oid, tg_table_schema name, touched_again boolean, old_place tid, new_place tid, "
         f"old {row}, new {row}"
     )
     return [
-        f"CREATE TYPE {row} AS ({columns})",
-        f"REVOKE ALL ON TYPE {row} FROM PUBLIC",
+        *made,
         called_function(row_function_name(source.oid), parameters, body(source, generations)),
         function(function_name(source.oid), trigger_body(source, generations), BY_INDEX),
     ]
@@ -78,10 +88,14 @@ def render(source: Source, generations: list[Target]) -> list[str]:
 
 def undo(source_oid: int) -> list[str]:
     """The statements that drop the function that captures a row, and its type."""
-    return [f"DROP FUNCTION {row_function_name(source_oid)}", f"DROP TYPE {row_type_name(source_oid)}"]
+    # The function may be gone: its owner may drop it.
+    return [
+        f"DROP FUNCTION IF EXISTS {row_function_name(source_oid)}",
+        f"DROP TYPE IF EXISTS {row_type_name(source_oid)}",
+    ]
 
 
-def _columns_of(generations: list[Target]) -> list[EntryColumn]:
+def _columns_of(generations: Sequence[Target]) -> list[EntryColumn]:
     found: dict[str, EntryColumn] = {}
     for target in generations:
         for column in target.entry.columns:

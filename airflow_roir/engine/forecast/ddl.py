@@ -16,7 +16,7 @@ from sqlalchemy import Connection, event
 
 from airflow_roir.definition import DATA_SCHEMA, quote
 from airflow_roir.engine.capture import conflicts, installation, trigger_gaps
-from airflow_roir.engine.capture.row_function import function_name, render, row_function, undo
+from airflow_roir.engine.capture.row_function import function_name, render, row_columns, row_function, undo
 from airflow_roir.engine.capture.target import ACTIVE, CAPTURE, DIRECT, Target
 from airflow_roir.engine.capture.truncate_function import render_truncate, truncate_function_name, truncate_trigger_name
 from airflow_roir.engine.database import Database, execute
@@ -198,18 +198,20 @@ class _Capture:
         """Both functions, with the new generation in this mode."""
         new = Target(self.number, self.entry, mode, self.dry.choice.scan, self.bounds, self.dry.definition.name.name)
         targets = [*(self.former if former is None else former), new]
-        found = undo(self.source.oid) if self.standing.captured or mode != CAPTURE else []
-        found += [*render(self.source, targets), render_truncate(self.source, targets)]
-        # The functions of triggers are replaced; the one that they call is dropped and created.
-        fresh = [] if self.standing.captured or mode != CAPTURE else [f"{name}()" for name in self._of_triggers()]
-        found += [
-            f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC CASCADE" for name in (*fresh, row_function(self.source.oid))
-        ]
+        before = self.former if mode == CAPTURE else [*self.former, new]
+        made = self.standing.captured or mode != CAPTURE
+        # The functions of triggers are replaced; with another type, the one that they call is dropped and created.
+        kept = made and row_columns(before) == row_columns(targets)
+        found = undo(self.source.oid) if made and not kept else []
+        found += [*render(self.source, targets, kept), render_truncate(self.source, targets)]
+        fresh = [] if made else [f"{name}()" for name in self._of_triggers()]
+        fresh += [] if kept else [row_function(self.source.oid)]
+        found += [f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC CASCADE" for name in fresh]
         if execute(self.connection, conflicts.VIEWS_MAY_BE_BARRED).scalar_one():
             found += [
                 f"ALTER FUNCTION {name}() SET restrict_nonsystem_relation_kind = ''" for name in self._of_triggers()
             ]
-        if self.source.owner != self.standing.role:
+        if self.source.owner != self.standing.role and not kept:
             found += self._to_owner(row_function(self.source.oid))
         if any(target.entry.enforced for target in targets):
             found.append(installation.grant_note(self.source))
