@@ -158,6 +158,9 @@ def _pin(column: KeyColumn, conditions: Sequence[_Condition], compiled: Any) -> 
             if one.bind is None:
                 return Pin(column, NULL, None, None)
             sent = compiled.binds.get(one.bind.key)
+            # SQLAlchemy writes such a value into the text, and no parameter has it.
+            if sent in compiled.literal_execute_params:
+                continue
             if sent is not None and _is_typed(sent.type, compiled.dialect):
                 return Pin(column, kind, compiled.bind_names[sent], sent.type)
     return None

@@ -47,6 +47,11 @@ CASES: dict[str, tuple[Any, int]] = {
         select(orders.c.id, ALIAS.c.id).where(orders.c.no == "no7", ALIAS.c.no == "no8", orders.c.id < ALIAS.c.id),
         2,
     ),
+    # Found: the look-up failed for want of the value.
+    "a value written into the text": (
+        select(orders).where(orders.c.no == bindparam("n", "no7", literal_execute=True), orders.c.customer == 7),
+        6,
+    ),
     "count": (select(func.count()).select_from(orders).where(orders.c.no == "no7"), 1),
     "for update": (select(orders).where(orders.c.no == "no7").with_for_update(), 1),
     "join": (
