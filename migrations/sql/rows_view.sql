@@ -369,7 +369,7 @@ $$;
 
 -- Makes the rows view of an index, or makes it follow its table: a new column comes last, a renamed one is renamed, and
 -- both keep the view's grants and the objects that depend on it. If a column was dropped or has another type, the view
--- is created again, with its grants; as long as other objects depend on it, it keeps such a column, which is NULL or
+-- is created again, with its grants and comments; as long as other objects depend on it, it keeps such a column, which is NULL or
 -- cast. Nothing happens if nothing has changed. The caller holds the locks that roir.hold_view needs.
 CREATE FUNCTION roir.make_rows_view(index bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -382,6 +382,7 @@ DECLARE
     c record;
     kept jsonb := '[]';
     rights text[];
+    comments text[];
     one text;
 BEGIN
     PERFORM roir.hold_view(make_rows_view.index);
@@ -433,6 +434,14 @@ BEGIN
                            AND EXISTS (SELECT FROM jsonb_array_elements(plan -> 'columns') p
                                         WHERE p ->> 'name' = a.attname)) g
                  CROSS JOIN LATERAL aclexplode(g.acl) x WHERE x.grantee <> g.relowner);
+            comments := ARRAY(
+                SELECT format('COMMENT ON %s IS %L',
+                              CASE WHEN d.objsubid = 0 THEN 'VIEW ' || name
+                                   ELSE format('COLUMN %s.%I', name, a.attname) END, d.description)
+                  FROM pg_description d LEFT JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid
+                 WHERE d.classoid = 'pg_class'::regclass AND d.objoid = view
+                   AND (d.objsubid = 0 OR EXISTS (SELECT FROM jsonb_array_elements(plan -> 'columns') p
+                                                   WHERE p ->> 'name' = a.attname)));
             BEGIN
                 EXECUTE format('DROP VIEW %s', name);
                 view := NULL;
@@ -467,7 +476,7 @@ BEGIN
         EXECUTE format('ALTER VIEW %s ALTER COLUMN %I ', name, c.name)
                 || coalesce('SET DEFAULT ' || c.filled, 'DROP DEFAULT');
     END LOOP;
-    FOREACH one IN ARRAY coalesce(rights, '{}') LOOP
+    FOREACH one IN ARRAY coalesce(rights || comments, '{}') LOOP
         EXECUTE one;
     END LOOP;
     UPDATE roir.index i SET rows_view = plan WHERE i.id = make_rows_view.index;

@@ -149,6 +149,7 @@ def test_migrations_of_the_table_work_and_the_view_follows(ground: str, database
     run_sql(
         ground, "CREATE ROLE rows_app; GRANT SELECT, INSERT (id, d, k, n) ON ix_rows TO rows_app WITH GRANT OPTION; "
         "GRANT SELECT (n) ON ix_rows TO PUBLIC",
+        "COMMENT ON VIEW ix_rows IS 'it''s ours'; COMMENT ON COLUMN ix_rows.n IS 'a number'",
         *(["SELECT roir.guard()"] if guarded else []),
     )  # fmt: skip
     try:
@@ -162,6 +163,12 @@ SELECT array_agg(x::text ORDER BY x::text)
   FROM (SELECT has_table_privilege('rows_app', 'ix_rows', 'SELECT WITH GRANT OPTION'),
                has_column_privilege('rows_app', 'ix_rows', 'd', 'INSERT'),
                has_column_privilege('public', 'ix_rows', 'id', 'SELECT')) x
+"""
+# Found: they were lost when the view was created again.
+COMMENTS = """
+SELECT a.attname, d.description
+  FROM pg_description d LEFT JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid AND a.attnum > 0
+ WHERE d.classoid = 'pg_class'::regclass AND d.objoid = 'ix_rows'::regclass ORDER BY d.objsubid
 """
 
 
@@ -198,6 +205,7 @@ def _migrate(dsn: str, database: Database, guarded: bool) -> None:
         run_sql(dsn, then)
         assert same(dsn), migration
     assert sql(session(dsn), RIGHTS) == before
+    assert sql(session(dsn), COMMENTS) == [(None, "it's ours"), ("n", "a number")]
     assert sql(session(dsn), "SELECT extra FROM t WHERE id = 500") == [(7,)]
 
 
