@@ -23,7 +23,7 @@ from airflow_roir.provider import get_provider_info
 ROOT = Path(__file__).parents[1]
 SQL = ROOT / "migrations" / "sql"
 # In a checkout the comment is nothing to see, so the words behind it tell a reader how to get the list.
-PLACE = re.compile(r"<!-- from the code: ([a-z-]+)(?: ([^>]+?))? -->(?:\n\n\(`make docs`\))?")
+PLACE = re.compile(r"<!-- from the code: ([a-z-]+)(?: ([^>]+?))? -->(?:\n\n\([^\n]*`make docs`[^\n]*\))?")
 # The functions that users, and not our own code, call from SQL. The rest is listed by its file.
 FOR_USERS = (
     "rows",

@@ -440,6 +440,19 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(tmp_path: P
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
+@pytest.mark.parametrize("command", ["verify", "build", "status"])
+def test_ctrl_c_before_anything_is_begun_is_told(dsn: str, tmp_path: Path, command: str) -> None:
+    """Found: `roir verify` ended with 130 and without a word: a user couldn't know whether it had begun."""
+    (tmp_path / "psycopg2.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "ROIR_DSN": dsn}
+    ended = subprocess.run([ROIR, command, "ix"], capture_output=True, text=True, env=environment, check=False)
+    told = "" if command == "status" else "roir: interrupted; nothing was begun\n"
+    assert (ended.returncode, ended.stderr) == (130, told)
+
+
 def test_a_reader_that_has_gone_ends_a_command_as_by_sigpipe(dsn: str) -> None:
     """Seen to be 1, which says that something has failed."""
     for arguments in (["status", "--json"], ["status", "nothing"]):

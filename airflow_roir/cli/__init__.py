@@ -35,6 +35,7 @@ from airflow_roir.cli import (  # noqa: F401
 )
 from airflow_roir.cli.app import EXIT_CODES, app, say
 from airflow_roir.cli.given import in_flags
+from airflow_roir.cli.last_line import INTERRUPTED, of_interrupt
 from airflow_roir.errors import IllegalTransition, InvalidInput, RoirError
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ def _run() -> None:
         return
     try:
         app()
+    except SystemExit as error:
+        if error.code == INTERRUPTED and (line := of_interrupt(sys.argv[1:])):
+            say(line)
+        raise
     except RoirError as error:
         say(in_flags(str(error)))
         # A request that the operation's state doesn't allow has changed nothing, like a bad input.

@@ -23,8 +23,9 @@ EXIT_CODES = """
 Exit codes: 0 done; 1 failed, or verify found a difference, or rows share a key; 2 bad input, and nothing was changed,
 or the change was undone; 3 the operation is paused; 4 another run drives the
 operation, or an unfinished one is in the way, or it was aborted; 5 the
-operation waits in the queue (spark-submit only); 130 Ctrl-C ended --watch, and nothing else; 141 the reader of the
-output has gone.
+operation waits in the queue (spark-submit only); 129 SIGHUP ended the command, and no operation is known to be paused;
+130 Ctrl-C ended --watch, and nothing else, or a command that had no operation yet; 141 the reader of the output has
+gone; 143 as 129, by SIGTERM.
 """
 
 # In the order of a user's life with an index; those of shards come last.

@@ -27,6 +27,7 @@ from airflow_roir.cli.app import (
 )
 from airflow_roir.cli.defined import Defined, definition_of
 from airflow_roir.cli.given import Given, Wrong, flag_of, in_flags, is_live, settle, settle_of_index, takes
+from airflow_roir.cli.last_line import begins
 from airflow_roir.definition import IndexDefinition, argument, parse_beside
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import SOURCE, VERIFY_BEFORE, BuildOptions
@@ -127,6 +128,7 @@ def build(
         from airflow_roir.engine.verify import record
 
         database = database_of(context)
+        begins()
         if options.verify in VERIFY_BEFORE and prepare.is_rebuild(database, definition):
             compare = options.for_comparison()
             begun = record.begin(database, index, compare, operations.default_actor(), "before", say)

@@ -20,6 +20,7 @@ from airflow_roir.cli.app import (
     terminal_width,
 )
 from airflow_roir.cli.given import Given, Wrong, settle_of_index, takes
+from airflow_roir.cli.last_line import begins
 from airflow_roir.definition import argument
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import CompactOptions
@@ -87,6 +88,7 @@ def compact(
     live_options.check_throttle(database, options.throttle)
     with spark_or_threads(without_spark, database.dsn, master, conf) as spark:
         spark.check()
+        begins()
         if (begun := _begin(database, index, allowed, exact, wanted, options, as_json)) is None:
             return
         spark.start(begun.operation_id)

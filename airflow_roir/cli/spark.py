@@ -13,7 +13,7 @@ import typer
 from airflow_roir.cli.app import say
 from airflow_roir.cli.ending import Ended, ending
 from airflow_roir.cli.last_line import LastLine
-from airflow_roir.errors import JavaMissing
+from airflow_roir.errors import JavaMissing, OperationPaused
 from airflow_roir.spark.driver_process import (
     TERMINATE_S,
     Driver,
@@ -114,8 +114,8 @@ class CommandSpark:
             if self._waiting_log is not None:
                 # No operation has begun. A driver that had to be killed has left the log.
                 self._waiting_log.unlink(missing_ok=True)
-            if kind is Ended:
-                self.last_line.say()
+            if kind is Ended and self.last_line.say():
+                raise SystemExit(OperationPaused.exit_code) from None
 
     def _end_at_once(self) -> None:
         if self._driver is not None:
@@ -147,8 +147,8 @@ class NoSpark:
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         with self._ending:
-            if kind is Ended:
-                self.last_line.say()
+            if kind is Ended and self.last_line.say():
+                raise SystemExit(OperationPaused.exit_code) from None
 
 
 def spark_of(without: bool, dsn: str, master: str | None, conf: Sequence[str] | None) -> CommandSpark | NoSpark:

@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from airflow_roir.cli.app import print_json, say, show
 from airflow_roir.cli.ending import SIGNALS
 from airflow_roir.cli.given import in_flags
+from airflow_roir.cli.last_line import begins
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import lifecycle, prepare
 from airflow_roir.engine.control import expected, operations
@@ -59,6 +60,7 @@ def build_together(
             with suppress(SQLAlchemyError):
                 expected.expect(database, operation, operations.default_actor(), KEPT_S)
 
+    begins()
     with meanwhile(keep, KEPT_S / 3, "roir-prepared"):
         for definition in definitions:
             name = str(definition.name)

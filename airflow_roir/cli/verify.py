@@ -15,6 +15,7 @@ from airflow_roir.cli.app import (
     say,
 )
 from airflow_roir.cli.given import Given, Wrong, settle_of_index, takes
+from airflow_roir.cli.last_line import begins
 from airflow_roir.options import VerifyOptions
 
 
@@ -43,6 +44,7 @@ def verify_command(
     live_options.check_throttle(database, options.throttle)
     with spark_or_threads(without_spark, database.dsn, master, conf) as spark:
         spark.start()
+        begins()
         begun = record.begin(database, index, options, operations.default_actor(), report=say)
         if begun.adopted:
             say(f"index {begun.index}: continuing unfinished verification {begun.operation_id}, with its options")

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.cli.app import print_json_line, show
 from airflow_roir.cli.cells import printable
+from airflow_roir.cli.last_line import INTERRUPTED
 from airflow_roir.cli.overview import operation_line, print_overview
 from airflow_roir.cli.silence import Silence
 from airflow_roir.engine.database import is_transient
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 # A look that takes longer is reported.
 SLOW_S = 3.0
-# The exit code of a command that Ctrl-C ended, as shells have it. The operation goes on.
-INTERRUPTED = 130
 # Values of TERM by which rich draws nothing either.
 DUMB = ("", "dumb", "unknown")
 

@@ -10,9 +10,12 @@ from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.engine import lifecycle
 from airflow_roir.engine.control import operations
+from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.sessions.limits import Limits
 from airflow_roir.engine.verify import record, units
+from airflow_roir.engine.work.phase_log import PhaseLog
+from airflow_roir.operation import Phase
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
 from tests.crash import gate
@@ -75,3 +78,17 @@ def test_where_one_worker_fails_the_others_leave_after_their_open_unit(dsn: str)
         done = execute(connection, "SELECT count(*) FROM roir.verification_unit WHERE done").scalar_one()
     assert done == 1
     assert "broken" in operations.find_operation(database, "ix").pause_reason
+
+
+def test_a_comparison_that_is_resumed_does_not_say_that_anything_differs(dsn: str, database: Database) -> None:
+    """Found: `a closer look at what differs adds the others`, before anything was compared."""
+    steps.make_table(dsn, 100)
+    steps.make_index(database)
+    record.begin(database, "ix", VerifyOptions(), "test")
+    run = start_run(database, "ix", "test")
+    run_sql(dsn, "UPDATE roir.verification_unit SET done = true WHERE ordinal = 0")
+    lines: list[str] = []
+    PhaseLog(database, run, lifecycle.PHASES[Phase.SUM], lines.append).begin(1)
+    told = " units done before; a second pass over what may have changed meanwhile can add to them"
+    assert lines[1].startswith("compare sums: 1 of ")
+    assert lines[1].endswith(told)

@@ -91,9 +91,11 @@ class PhaseLog:
         self._done = counts.done
         if counts.done:
             self._told = {row.ordinal for row in self._finished()} if self._is_named else set()
-            # The stages of a comparison add units.
-            closer = "; a closer look at what differs adds the others" if self._work.has_stages else ""
-            self.say(f"{counts.done:,} of {counted(counts.pieces, self._work.noun)} done before{closer}")
+            # Said before anything differs: a later stage adds units for rows that were written between two sums.
+            more = (
+                "; a second pass over what may have changed meanwhile can add to them" if self._work.has_stages else ""
+            )
+            self.say(f"{counts.done:,} of {counted(counts.pieces, self._work.noun)} done before{more}")
 
     def workers(self, wanted: int) -> None:
         """Log how many workers are wanted, if that has changed."""

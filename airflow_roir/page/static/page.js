@@ -61,7 +61,7 @@ export const many = (value, one, more = `${one}s`) => `${count(value)} ${value =
 export function short(value) {
   if (value === null || value === undefined) return DASH;
   const size = Math.abs(value);
-  for (const [limit, unit, name] of [[1e9, 1e9, " bn"], [1e6, 1e6, " m"], [1e4, 1e3, " k"]]) {
+  for (const [limit, unit, name] of [[1e9, 1e9, " bn"], [1e6, 1e6, " M"], [1e4, 1e3, " k"]]) {
     if (size >= limit) return `${(value / unit).toFixed(size >= 100 * unit ? 0 : 1)}${name}`;
   }
   return whole.format(Math.round(value));
