@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
-import time
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
-import django
 import pytest
 
+import tests.client.django_shop.set_up  # noqa: F401
 from tests.client import shop
 from tests.client.django_shop import databases
 from tests.conftest import database_dsn, run_sql
 
-# Django changes the time zone of its process, which is that of other tests, too.
-with patch.dict(os.environ, DJANGO_SETTINGS_MODULE="tests.client.django_shop.settings"):
-    django.setup()
-time.tzset()
 _numbers = itertools.count(1)
 
 

@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from django.apps import apps
 from django.core.management import call_command
 from django.db import DatabaseError, connection, migrations, models, transaction
 from django.db.migrations.state import ProjectState
@@ -27,6 +28,7 @@ from tests.engine.django_app.models import ByKey, Item
 pytestmark = pytest.mark.sample(1)
 
 APP = Item._meta.app_label
+APP_CONFIG = "tests.engine.django_app"
 ROWS = 100
 REFUSED_BY_THE_VIEW = 'cannot .* view "ix"'
 
@@ -42,7 +44,10 @@ def application(database: Database, dsn: str) -> Iterator[None]:
     steps.make_index(database, include="v")
     run_sql(dsn, "SELECT roir.guard()")
     connect_to(dsn)
+    # Alone, since a flush makes the rows that Django's own applications need.
+    apps.set_installed_apps([APP_CONFIG])
     yield
+    apps.unset_installed_apps()
     connection.close()
 
 

@@ -67,6 +67,7 @@ ELSEWHERE = {
     "Clear this run from its first task on": "test_operators.py",
     "start it again by roir resume": "test_spark_processes.py",
     "Run roir rows-view for its index": "test_rows_view.py",
+    "has no unique index: build one by roir build --unique first": "test_on_conflict_cases.py",
     "Make sure that it finds each row once": "test_rows_view_writes.py",
 }
 REMEDY = re.compile(

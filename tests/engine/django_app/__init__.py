@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import django
-from django.conf import settings
-from django.db import connections
-from psycopg2.extensions import parse_dsn
-
-settings.configure(
-    INSTALLED_APPS=[__name__], DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}}, USE_TZ=True
-)
-django.setup()
+import tests.client.django_shop.set_up  # noqa: F401
+from tests.client.django_shop import databases
 
 
 def connect_to(dsn: str) -> None:
-    """From now on the application is one of this database."""
-    connections.close_all()
-    of_libpq = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
-    theirs = {of_libpq[name]: value for name, value in parse_dsn(dsn).items()}
-    connections["default"].settings_dict.update(dict.fromkeys(of_libpq.values(), ""), **theirs)
+    """From now on the application is one of this database, by Django's own backend."""
+    databases.point(dsn, engine=databases.PLAIN)
