@@ -104,6 +104,27 @@ def test_a_server_that_is_away_is_the_only_line_of_the_database(tmp_path: Path) 
     assert [(one.what, one.verdict) for one in found] == [("session", PROBLEM)]
 
 
+def test_a_role_that_does_not_exist_is_told_with_the_command_that_makes_one(dsn: str) -> None:
+    """Found: PostgreSQL's message alone."""
+    (found,) = set_up.look(Database(make_dsn(dsn, user="nobody_yet")))
+    assert (found.what, found.verdict) == ("session", PROBLEM)
+    assert found.remedy.endswith("roir role-sql NAME")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"), [(None, 20), (0.004, 20), (0.010, 20), (0.0101, 30), (0.0351, 80), (0.08, 200)]
+)
+def test_the_suggested_time_of_a_commit_is_not_passed_already(seconds: float | None, limit: int) -> None:
+    """Found: 20 ms was suggested where commits took 20 to 80 ms."""
+    assert signals.commit_limit(seconds) == limit
+
+
+def test_what_was_not_looked_at_is_not_ok(dsn: str, tmp_path: Path) -> None:
+    """Found: `ok Airflow's set-up: not looked at`."""
+    _, found = doctor(dsn, tmp_path)
+    assert found["Airflow's set-up"]["verdict"] == found["disk"]["verdict"] == UNKNOWN
+
+
 def test_too_few_connections_are_warned_of(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "BESIDE_WORKERS", 1_000_000)
     (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "max_connections"]

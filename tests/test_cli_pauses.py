@@ -98,14 +98,14 @@ def test_after_a_killed_worker_the_first_words_are_that_it_goes_on_by_itself(dat
     begun(database, dsn)
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '100 s'")
     run_sql(dsn, "UPDATE roir.operation SET awaited_until = heartbeat_at")
-    whens = {in_minutes(database, seconds) for seconds in (580, 600, 620)}
     text, one = Terminal(dsn).status()
-    said = re.search(r"    (goes on by itself at the next try, by about (.* UTC)); no run has driven", text)
+    # Found: `by about 02:18`, while the page had Airflow's own moment, 02:12: the database knows a bound alone.
+    said = re.search(r"    goes on by itself at the next try, within (\d+) minutes at the latest; no run has ", text)
     assert said is not None, text
-    assert said[2] in whens
+    assert said[1] in ("9", "10", "11")
     assert one["status"] == "running"
     assert one["expected_at"] is not None
-    assert one["held_up"]["text"].startswith("Goes on by itself at the next try, by about ")
+    assert one["held_up"]["text"].startswith("Goes on by itself at the next try, within ")
     # The grace is over: it is abandoned, and nothing is expected.
     run_sql(dsn, "UPDATE roir.operation SET heartbeat_at = clock_timestamp() - interval '800 s'")
     run_sql(dsn, "UPDATE roir.operation SET awaited_until = heartbeat_at")
@@ -119,7 +119,7 @@ def test_a_pause_by_the_run_itself_names_the_next_try_or_the_task_to_clear(datab
     end_run(database, run)
     _, one = Terminal(dsn).status()
     assert re.fullmatch(
-        r"goes on by itself at the next try, by about \d\d:\d\d UTC; or: roir resume public\.ix",
+        r"goes on by itself at the next try, within \d+ minutes at the latest; or: roir resume public\.ix",
         one["resume_with"],
     )
     expected.has_ended(database, run.operation_id, RUN)
@@ -277,4 +277,5 @@ def test_the_comparison_before_the_publish_has_one_name_and_the_rows_of_the_tabl
     lifecycle.run_phases(database, run, lines.append)
     assert any(re.fullmatch(r"verify: (\d+) of \1 units done, 100 rows", line) for line in lines), lines
     assert [line for line in lines if line.startswith("publish: ")] == [lines[-1]]
-    assert lines[-1].startswith("publish: done, worked ")
+    # Found: nearly all of this time was the comparison's.
+    assert re.fullmatch(r"publish: done, worked [^:]+: verify [^,]+, publish .+", lines[-1]), lines[-1]

@@ -55,7 +55,7 @@ def doctor(
 
 def _airflow() -> list[Finding]:
     """Airflow's part, by a process of its own, if Airflow is installed and was configured."""
-    from airflow_roir.engine.forecast.set_up import OK, WARNING, Finding
+    from airflow_roir.engine.forecast.set_up import OK, UNKNOWN, WARNING, Finding
 
     def untold(verdict: str, says: str, remedy: str) -> list[Finding]:
         installed = Finding("Airflow", OK, version(AIRFLOW), where="Airflow")
@@ -70,7 +70,7 @@ def _airflow() -> list[Finding]:
     if not configured.is_file():
         # Its import would write this file.
         says = f"not looked at: there is no {configured}"
-        return untold(OK, says, "Run roir doctor where Airflow runs, with AIRFLOW_HOME")
+        return untold(UNKNOWN, says, "Run roir doctor where Airflow runs, with AIRFLOW_HOME")
     try:
         done = subprocess.run(
             [sys.executable, "-m", "airflow_roir.page.set_up"],

@@ -98,7 +98,7 @@ def test_a_mark_is_told_with_the_way_on(
         "running": (True, True),
     }.get(state, (False, True))
     if state in ("restarting", "running"):
-        assert way.startswith("goes on by itself at the next try, by about ")
+        assert way.startswith("goes on by itself at the next try, within ")
     else:
         assert way == CLEAR
 
@@ -117,7 +117,7 @@ def test_a_timeout_is_told_with_the_way_on(
     monkeypatch.setattr("airflow_roir.task.operation_task.follow", timed_out)
     reason, way = work.ends(AirflowTaskTimeout)
     assert reason == "its task finalize has reached its execution_timeout"
-    assert way == CLEAR if tries_left == 0 else way.startswith("goes on by itself at the next try, by about ")
+    assert way == CLEAR if tries_left == 0 else way.startswith("goes on by itself at the next try, within ")
 
 
 @pytest.mark.parametrize(

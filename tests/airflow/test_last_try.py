@@ -83,7 +83,7 @@ def test_a_task_that_is_killed_at_its_last_try_is_not_awaited(
         assert "its task has no try left" in one.held_up.text
     else:
         assert one.expected_at is not None
-        assert "goes on by itself at the next try, by about " in str(state_of(one))
+        assert "goes on by itself at the next try, within " in str(state_of(one))
     # It waits for the user, and comes back with the try that it has.
     assert not now(shop.database).last_try
 

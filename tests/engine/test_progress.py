@@ -462,7 +462,7 @@ def test_an_error_that_is_over_says_who_continued_and_no_remedy(database: Databa
     # Found while the operation is paused: the pause's own remedy is enough.
     settle(database, run, OSError("a disk is broken"), fatal=False)
     first, second = look(database).errors
-    assert first.remedy.startswith("Goes on by itself at the next try, by about ")
+    assert first.remedy.startswith("Goes on by itself at the next try, within ")
     assert second.remedy == ""
     end_run(database, run)
     at = datetime.now(timezone.utc) + timedelta(minutes=5)

@@ -5,11 +5,13 @@ docs/troubleshooting.md says more.
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime, timezone
 
 from airflow_roir.actor import RUN, SWITCH, Way, way_of
 from airflow_roir.definition import argument
+from airflow_roir.quantity import counted
 
 # By the words of the errors, the more specific first; a table's name may contain any of these words. {index} is quoted
 # for a shell.
@@ -70,10 +72,10 @@ def way_on_without_run(index: str, paused_by: str, owner: str | None) -> str:
     return f"its run was deleted; {on}"
 
 
-def way_on(index: str, paused_by: str, owner: str | None, expected_at: datetime | None = None) -> str:
+def way_on(index: str, paused_by: str, owner: str | None, again_s: float | None = None) -> str:
     """A clause for the user, which begins in lower case. index: its full name; owner: of the operation.
 
-    expected_at: when its DAG run will try again.
+    again_s: the seconds within which its DAG run will try again; None if it won't.
     """
     command = f"roir resume {argument(index)}"
     run = RUN.fullmatch(paused_by)
@@ -90,8 +92,8 @@ def way_on(index: str, paused_by: str, owner: str | None, expected_at: datetime 
             return f"resume with the button of its page Index build, or: {command}"
         case Way.TASK:
             return f"resume with the DAG control_index, action resume, or: {command}"
-        case Way.RUN if expected_at is not None:
-            return f"goes on by itself at the next try, by about {moment(expected_at)}; or: {command}"
+        case Way.RUN if again_s is not None:
+            return f"{next_try(again_s)}; or: {command}"
         case Way.RUN if run is not None:
             return (
                 f"clear its task in run {run[2]} of DAG {run[1]} with those that follow it (Downstream), if "
@@ -102,6 +104,15 @@ def way_on(index: str, paused_by: str, owner: str | None, expected_at: datetime 
             quoted = index.replace("'", "''")
             return f"resume with: SELECT roir.resume('{quoted}'), or: {command}"
     return f"resume with: {command}"
+
+
+def next_try(seconds: float) -> str:
+    """A clause for a task that died. seconds: until the latest moment of its next try.
+
+    No clock time: Airflow knows the moment, and its pages show it, but the database only has a bound.
+    """
+    minutes = counted(max(1, math.ceil(seconds / 60)), "minute")
+    return f"goes on by itself at the next try, within {minutes} at the latest"
 
 
 def moment(at: datetime) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -24,6 +25,8 @@ from airflow_roir.quantity import counted, size
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 # For looks from another machine than the one that counts, and for what can't be read.
 UNKNOWN = "unknown"
+# No error of a connection has an SQLSTATE.
+ABSENT_ROLE = re.compile(r'role ".*" does not exist')
 SETTINGS = """
 SELECT current_setting('server_version') AS version, current_setting('server_encoding') AS encoding,
        current_setting('wal_level') AS wal_level, current_setting('max_locks_per_transaction') AS locks,
@@ -72,7 +75,12 @@ def look(
             found = _of_database(connection)
     except (DBAPIError, RoirError) as error:
         # No session: the server is away, refuses, or a pooler shares its sessions.
-        return [refused("session", error, told=told)]
+        session = refused("session", error, told=told)
+        if ABSENT_ROLE.search(session.says):
+            session = replace(
+                session, remedy="Name the role that builds, or make it with the SQL of: roir role-sql NAME"
+            )
+        return [session]
     found.insert(0, Finding("session", OK, "the server answers, and its sessions are roir's alone"))
     try:
         found += _signals(database, surroundings)
@@ -121,7 +129,7 @@ def _of_database(connection: Connection) -> list[Finding]:
     found.append(Finding("wal_level", OK, f"{server.wal_level}: roir needs none in particular"))
     found.append(Finding("max_locks", OK, f"max_locks_per_transaction is {server.locks}"))
     free = f"the database has {size(server.bytes)}; SQL can't see how much is free"
-    found.append(Finding("disk", OK, free, "roir plan says what a build takes: compare it with df on the server"))
+    found.append(Finding("disk", UNKNOWN, free, "roir plan says what a build takes: compare it with df on the server"))
     return found
 
 
@@ -154,7 +162,8 @@ def _signals(database: Database, surroundings: Surroundings | None) -> list[Find
         )
         for one in unread
     ]
-    return found or [Finding("throttle", OK, f"all signals can be read; to begin with: {seen.sensible}")]
+    names = dict.fromkeys(one.signal.name for one in seen.readings)
+    return found or [Finding("throttle", OK, f"{', '.join(names)} can be read; to begin with: {seen.sensible}")]
 
 
 def _of_table(database: Database, table: str, before: list[Finding]) -> list[Finding]:

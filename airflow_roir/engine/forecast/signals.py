@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,7 @@ from airflow_roir.engine.governor.readings import SignalReader
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.signals import Reading
 
-# Limits for signals that one look can read. Without the time of a commit and rates, which take several looks and a
-# probe that commits.
+# Limits for signals that one look can read, without rates, which take several.
 LOOKED_AT = {
     "replica_lag": 100 << 20,
     "replica_delay": 30.0,
@@ -21,7 +21,9 @@ LOOKED_AT = {
     "lock_waits": 4.0,
 }
 # Sensible on every server that others use.
-ALWAYS = "commit_latency=20ms"
+COMMIT_MS = 20
+# The time of one commit, which changes nothing: a message without a reader.
+PROBED = {"commit_latency": COMMIT_MS / 1000}
 OF_REPLICAS = "replica_lag=100MB"
 OF_SLOTS = "slot_room=1GB"
 
@@ -58,13 +60,23 @@ def look(database: Database, surroundings: Surroundings) -> Signals:
     try:
         with database.connect() as connection:
             readings = tuple(reader.read(connection, LOOKED_AT))
+            # On a standby, for example, nothing commits.
+            readings += tuple(one for one in reader.read(connection, PROBED) if one.value is not None)
     finally:
         reader.close()
     names = {one.signal.name for one in readings}
-    wanted = [ALWAYS]
+    commit = next((one.value for one in readings if one.signal.name == "commit_latency"), None)
+    wanted = [f"commit_latency={commit_limit(commit)}ms"]
     wanted += [OF_REPLICAS] if "replica_lag" in names else []
     wanted += [OF_SLOTS] if any(one.signal.name == "slot_room" and one.value is not None for one in readings) else []
     return Signals(readings, " ".join(wanted))
+
+
+def commit_limit(seconds: float | None) -> int:
+    """A limit of the time of a commit, in ms, that isn't passed already. seconds: of a commit now, if it is known."""
+    twice = 2000 * (seconds or 0.0)
+    step = 10 if twice < 100 else 50
+    return max(COMMIT_MS, step * math.ceil(twice / step))
 
 
 def _named(one: Reading) -> str:

@@ -77,8 +77,10 @@ def _running(one: OperationStatus, name: str) -> State:
         then = coming(one.next_task)
         return State("undriven", word, f"{then[0].upper()}{then[1:]}; nothing is lost", then)
     if one.expected_at is not None:
-        again = "at the next try, " if one.heartbeat_age is not None and not one.last_try else ""
-        first = f"goes on by itself {again}by about {remedies.moment(one.expected_at)}"
+        tries = one.heartbeat_age is not None and not one.last_try
+        first = f"goes on by itself by about {remedies.moment(one.expected_at)}"
+        if tries:
+            first = remedies.next_try(-one.seconds_since(one.expected_at))
         note = f"{first[0].upper()}{first[1:]}; nothing is lost"
         text = f"{first}; no run has driven it for {duration(one.silent_seconds or 0)}"
         return State("undriven", "Not driven", note, text, f"or: roir resume {name}")
@@ -137,7 +139,8 @@ def way_on(one: OperationStatus) -> str:
     """What to do to resume a paused operation: first by the way by which it was paused."""
     if one.next_task is not None and way_of(one.paused_by or "", one.owner) is Way.RUN:
         return f"goes on by itself: {coming(one.next_task)}"
-    return remedies.way_on(one.index, one.paused_by or "", one.owner, one.expected_at)
+    again_s = None if one.expected_at is None else -one.seconds_since(one.expected_at)
+    return remedies.way_on(one.index, one.paused_by or "", one.owner, again_s)
 
 
 def paused_by(one: OperationStatus) -> str:

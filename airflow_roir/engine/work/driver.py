@@ -19,7 +19,7 @@ from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.engine.work.pool import Ended, Pool
 from airflow_roir.errors import DuplicatesFound, HistoryChanged, OperationFailed, OperationPaused
 from airflow_roir.operation import Phase, Status
-from airflow_roir.quantity import counted, duration
+from airflow_roir.quantity import counted
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class PhaseDriver:
         # A fold has several passes, a comparison several stages.
         if row.phase != self._phase.name:
             # The time that the status shows: the time of this stretch would include Spark's start.
-            self._log.over(f"done, worked {duration(row.phase_seconds.get(self._phase.name.value, 0))}")
+            self._log.over(row.phase_seconds.get(self._phase.name.value, 0))
 
     def _work(self) -> Any:
         """Work until nothing is left, or the operation isn't running; returns its row."""

@@ -17,7 +17,7 @@ from airflow_roir.engine.unique import duplicate_report
 from airflow_roir.engine.work.phase_work import PhaseWork
 from airflow_roir.errors import RoirError
 from airflow_roir.operation import Phase, Status
-from airflow_roir.quantity import counted, shared
+from airflow_roir.quantity import counted, duration, shared
 
 # The most lines that a phase logs about its pieces: one for each, or, with more pieces, a count from time to time.
 LINES = 10
@@ -33,6 +33,10 @@ SELECT coalesce(max(id), 0) AS id,
 """
 NEW_DUPLICATES = "SELECT max(id) AS id FROM roir.duplicate WHERE operation_id = %(operation)s AND id > %(after)s"
 COUNTS = "SELECT count(*) AS pieces, count(*) FILTER (WHERE done) AS done, sum(rows) AS rows FROM ({pieces}) p"
+COMPARING = """
+SELECT sum(extract(epoch FROM finished_at - started_at))::float8 AS seconds FROM roir.verification
+ WHERE operation_id = %(operation)s
+"""
 STATE = "SELECT status, epoch FROM roir.operation WHERE id = %(operation)s"
 DONE = "SELECT ordinal, rows, seconds FROM ({pieces}) p WHERE done ORDER BY ordinal"
 
@@ -71,10 +75,14 @@ class PhaseLog:
         """Log a line of this phase."""
         self._say(f"{self._shown}: {line}")
 
-    def over(self, line: str) -> None:
-        """Log the end of the phase."""
+    def over(self, seconds: float) -> None:
+        """Log the end of the phase. seconds: of work; a publish tells apart the comparison before it, as the status."""
         self._shown = self._phase.shown
-        self.say(line)
+        parts = ""
+        if self._phase == Phase.PUBLISH and (found := self._read(COMPARING)) and found[0].seconds is not None:
+            compared = min(found[0].seconds, seconds)
+            parts = f": verify {duration(compared)}, publish {duration(seconds - compared)}"
+        self.say(f"done, worked {duration(seconds)}{parts}")
 
     def begin(self, workers: int) -> None:
         """Log how many workers are wanted, and how many pieces earlier runs have done."""
