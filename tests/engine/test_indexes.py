@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import psycopg2.extensions
@@ -13,6 +14,7 @@ from airflow_roir.engine.control import requests
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.snapshot import details
 from airflow_roir.engine.snapshot.index import IndexFacts, indexes
+from airflow_roir.engine.snapshot.querying import lines
 from airflow_roir.errors import NotFound, SchemaVersionMismatch
 from airflow_roir.options import VerifyOptions
 from tests.conftest import run_sql
@@ -60,6 +62,23 @@ def test_a_published_index_says_how_to_query_it(database: Database, dsn: str, na
         assert cursor.fetchall() == [("a", 7)]
         cursor.execute(whole.replace("…", '"a"'))
         assert cursor.fetchall() == [(1, "a", 7)]
+
+
+def test_an_owner_who_may_not_read_the_view_gets_the_grant(database: Database, dsn: str) -> None:
+    """Found: the statement that a build tells of ended with `permission denied` for the table's owner."""
+    steps.make_table(dsn, ROWS)
+    steps.make_index(database)
+    owner = f"The Owner {os.getpid()}"
+    run_sql(dsn, f'CREATE ROLE "{owner}"', f'ALTER TABLE t OWNER TO "{owner}"')
+    try:
+        *two, grant = only(database).queries
+        assert details.progress(database).queries == (*two, grant)
+        assert grant == f'GRANT SELECT ON public.ix TO "{owner}"'
+        assert lines([*two, grant])[-1] == f"the table's owner may not read it yet: {grant}"
+        run_sql(dsn, grant)
+        assert list(only(database).queries) == two
+    finally:
+        run_sql(dsn, "ALTER TABLE t OWNER TO CURRENT_USER", f'DROP OWNED BY "{owner}"', f'DROP ROLE "{owner}"')
 
 
 @pytest.mark.sample(0)

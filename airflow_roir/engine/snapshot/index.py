@@ -139,7 +139,8 @@ class IndexFacts:
     strict_problem: why an index over shards can't be read strictly; null if it can.
     unique_since, unique_problem: of a unique index: since when a key is unique over shards; why rows may share a key
         now: the capture misses writes, or a verification found such rows (docs/unique.md); null if none can.
-    queries: the statements that read the index: its view, and whole rows of the table; … stands for a value.
+    queries: the statements that read the index: its view, and whole rows of the table; … stands for a value; and a
+    GRANT if the table's owner may not read the view.
     segments: the segments that readers see; `--segments` alone shows them.
     """
 

@@ -1,4 +1,7 @@
-"""The statements by which users query a published index: its view, and whole rows of the table by `roir.rows`."""
+"""The statements by which users query a published index: its view, and whole rows of the table by `roir.rows`.
+
+If the table's owner may not read the view, a GRANT follows them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ CASE WHEN c.oid IS NOT NULL THEN array_remove(ARRAY[
                      WITH ORDINALITY AS e (name, place) GROUP BY e.name) k),
      CASE WHEN i.shard_table IS NULL THEN
           format('SELECT * FROM roir.rows(NULL::%%I.%%I, %%L, %%L)', n.nspname, c.relname,
-                 format('%%I.%%I', i.schema_name, i.name), format('{%%s: …}', to_json(i.key_columns ->> 0))) END], NULL)
+                 format('%%I.%%I', i.schema_name, i.name), format('{%%s: …}', to_json(i.key_columns ->> 0))) END,
+     (SELECT format('GRANT SELECT ON %%I.%%I TO %%I', i.schema_name, i.name, pg_get_userbyid(c.relowner))
+        FROM pg_class v JOIN pg_namespace s ON s.oid = v.relnamespace
+       WHERE s.nspname = i.schema_name AND v.relname = i.name AND v.relkind = 'v'
+         AND NOT has_table_privilege(c.relowner, v.oid, 'SELECT'))], NULL)
 END
 """
 OF_OPERATION = f"""
@@ -39,5 +46,10 @@ def queries(connection: Connection, operation_id: int) -> tuple[str, ...]:
 
 def lines(statements: Sequence[str]) -> list[str]:
     """The statements as lines for people."""
-    whole = "whole rows: "
-    return [f"query it: {whole if n else ''}{statement}" for n, statement in enumerate(statements)]
+    return [_line(n, statement) for n, statement in enumerate(statements)]
+
+
+def _line(n: int, statement: str) -> str:
+    if statement.startswith("GRANT "):
+        return f"the table's owner may not read it yet: {statement}"
+    return f"query it: {'whole rows: ' if n else ''}{statement}"
