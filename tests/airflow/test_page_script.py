@@ -215,6 +215,18 @@ def test_a_published_index_says_how_to_query_it(airflow: Airflow, tab: Any) -> N
     assert shown.all_text_contents() == airflow.progress["queries"]
 
 
+def test_fewer_tiles_fill_their_row_and_millions_have_a_capital(airflow: Airflow, tab: Any) -> None:
+    """Found: an empty grey cell while Spark started, and `1.3 m`, which reads as metres."""
+    airflow.progress |= {"rows": 1_300_000, "rows_per_second": None, "rows_per_second_now": None}
+    airflow.progress["workers"] = {"wanted": 2, "alive": 0, "list": []}
+    tab.reload()
+    tab.locator(".tile strong", has_text="1.3 M").wait_for()
+    right = "node => node.getBoundingClientRect().right"
+    tiles = tab.locator(".tile:visible")
+    assert tiles.count() == 3
+    assert tab.locator(".tiles").evaluate(right) - tiles.last.evaluate(right) < 3
+
+
 def test_links_mark_their_tab_as_the_open_one(airflow: Airflow, tab: Any) -> None:
     """Airflow compares addresses as they are written, with the signs of a run's usual id as they are."""
     airflow.run["run_id"] = "manual__2026-01-31T10:00:00+00:00/?#%"
