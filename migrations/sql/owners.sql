@@ -106,7 +106,10 @@ BEGIN
                           AND NOT EXISTS (SELECT FROM roir.mark_changes(g.id) m
                                            WHERE m.name IN ('function capture', 'function row')));
         EXECUTE format('ALTER FUNCTION %s OWNER TO %s', moved.capture, moved.name);
-        EXECUTE format('ALTER FUNCTION %s OWNER TO %s', moved.called, moved.name);
+        -- A former owner may have dropped it. It is created again at the next refresh.
+        IF moved.called IS NOT NULL THEN
+            EXECUTE format('ALTER FUNCTION %s OWNER TO %s', moved.called, moved.name);
+        END IF;
         PERFORM roir.keep_marks(k, ARRAY['function capture', 'function row']) FROM unnest(known) k;
         IF lacks THEN
             EXECUTE format('REVOKE CREATE ON SCHEMA roir_data FROM %s', moved.name);

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from airflow_roir.definition import parse_name
+from airflow_roir.engine import clean_up
 from airflow_roir.engine.capture import installation
-from airflow_roir.engine.capture.row_function import body, render, row_function_name
+from airflow_roir.engine.capture.row_function import body, function_name, render, row_function_name
 from airflow_roir.engine.capture.truncate_function import render_truncate
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.source import catalog
@@ -143,3 +144,22 @@ def test_the_function_that_an_owner_has_dropped_is_made_again(database: Database
     run_sql(dsn, "UPDATE t SET k = 'x', v = -1 WHERE id = 1")
     for index in ("ix", "other"):
         steps.assert_exact(database, index)
+
+
+def test_a_table_changes_hands_though_its_owner_has_dropped_the_function(database: Database, dsn: str) -> None:
+    """The guard hands the capture over at once: it gave up for want of the function."""
+    steps.make_table(dsn)
+    steps.make_index(database)
+    run_sql(dsn, "SELECT roir.guard()", "CREATE ROLE heir", "GRANT USAGE, CREATE ON SCHEMA public TO heir")
+    try:
+        with database.connect() as connection, connection.begin():
+            source = catalog.read_source(connection, parse_name("t", "table"))
+        run_sql(dsn, f"DROP FUNCTION {row_function_name(source.oid)}", "ALTER TABLE t OWNER TO heir")
+        owner = f"SELECT proowner::regrole::text FROM pg_proc WHERE oid = '{function_name(source.oid)}'::regproc"
+        assert steps.sql(steps.session(dsn), owner) == [("heir",)]
+        clean_up.clean_up(database)
+        run_sql(dsn, "UPDATE t SET k = 'x', v = -1 WHERE id = 1")
+        steps.assert_exact(database)
+    finally:
+        run_sql(dsn, "ALTER TABLE t OWNER TO CURRENT_USER", "REASSIGN OWNED BY heir TO CURRENT_USER",
+                "DROP OWNED BY heir", "DROP ROLE heir")  # fmt: skip
