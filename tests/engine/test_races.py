@@ -33,7 +33,7 @@ def without_checks(database: Database) -> None:
     with database.transaction() as connection:
         body = execute(
             connection,
-            "SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.proname ~ '^capture_[0-9]'",
+            "SELECT pg_get_functiondef(p.oid) FROM pg_proc p WHERE p.proname ~ '^capture_row_[0-9]'",
         ).scalar_one()
         broken = body.replace("IF found_entries = 0 AND", "IF false AND")
         broken = broken.replace("AND NOT roir.is_in_mode(", "AND false AND NOT roir.is_in_mode(")

@@ -107,19 +107,19 @@ def _of_put(patch: pytest.MonkeyPatch, name: str, change: Callable[[list[str]], 
 @variant
 def takes_over_without_asking(patch: pytest.MonkeyPatch) -> None:
     """A writer takes a key over, whether or not a row holds it."""
-    _of_put(patch, "_ask", lambda lines: [])
+    _of_put(patch, "ask", lambda lines: [])
 
 
 @variant
 def refuses_without_asking(patch: pytest.MonkeyPatch) -> None:
     """A stale entry is a duplicate: swaps and shifts fail."""
-    _of_put(patch, "_ask", lambda lines: [line.replace("IF held THEN", "IF true THEN") for line in lines])
+    _of_put(patch, "ask", lambda lines: [line.replace("IF held THEN", "IF true THEN") for line in lines])
 
 
 @variant
 def asks_without_waiting(patch: pytest.MonkeyPatch) -> None:
     """The question doesn't wait for a transaction that is changing the holder's row."""
-    _of_put(patch, "_ask", lambda lines: [line.replace(" FOR SHARE", "") for line in lines])
+    _of_put(patch, "ask", lambda lines: [line.replace(" FOR SHARE", "") for line in lines])
 
 
 @variant
