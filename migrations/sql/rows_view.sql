@@ -369,8 +369,8 @@ $$;
 
 -- Makes the rows view of an index, or makes it follow its table: a new column comes last, a renamed one is renamed, and
 -- both keep the view's grants and the objects that depend on it. If a column was dropped or has another type, the view
--- is created again, with its grants and comments; as long as other objects depend on it, it keeps such a column, which is NULL or
--- cast. Nothing happens if nothing has changed. The caller holds the locks that roir.hold_view needs.
+-- is created again, with its grants and comments; as long as other objects depend on it, it keeps such a column, which
+-- is NULL or cast. Nothing happens if nothing has changed. The caller holds the locks that roir.hold_view needs.
 CREATE FUNCTION roir.make_rows_view(index bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
