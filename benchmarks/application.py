@@ -288,7 +288,7 @@ def measure(count: int, options: argparse.Namespace) -> tuple[list[dict[str, Any
             results.append(row | {"per_second": round(rate, 1), "locks": locks})
             print(results[-1], flush=True)
 
-    with embedded_postgres(options.pg, fsync="off") as dsn:
+    with embedded_postgres(options.pg, fsync="off", settings="max_locks_per_transaction = 1024") as dsn:
         database = Database(dsn, "roir bench")
         install.init(database)
         connection = psycopg2.connect(dsn)

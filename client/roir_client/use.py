@@ -14,8 +14,8 @@ from roir_client.registry import Index, Registry
 
 log = logging.getLogger("roir_client")
 
-# With fewer partitions the planner is as fast by itself.
-LEAST_PARTITIONS = 100
+# With fewer partitions the planner is as fast by itself (benchmarks/results/application.md).
+LEAST_PARTITIONS = 50
 # With more rows the constants cost more than they save.
 MOST_ROWS = 100
 REFRESH_S = 60.0
