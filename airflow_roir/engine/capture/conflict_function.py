@@ -117,27 +117,13 @@ def _refuse_same_row(source: Source, target: Target) -> list[str]:
     """Refuses a row whose primary key another row has: it won't come, so it must claim nothing."""
     entry = target.entry
     positions = [i for i in entry.identity_positions if entry.columns[i].primary_key]
-    columns = [column.of("s") for column in entry.columns]
 
-    def asked(relation: str, of: Sequence[str]) -> str:
+    def same_row(of: Sequence[str]) -> str:
         same = (entry.same_column(i, of[i], entry.columns[i].parameter(n)) for n, i in enumerate(positions, start=1))
-        return f"SELECT true FROM {relation} s WHERE {' AND '.join(same)} FOR SHARE"
+        return " AND ".join(same)
 
-    by_view = literal(asked(physical.source_view(target.generation_id), entry.physical(prefix="s.")))
-    bound = ", ".join(entry.columns[i].of("NEW") for i in positions)
-    looks = [f"EXECUTE {by_view} INTO held USING {bound};"]
-    if not source.partitioned:
-        # As `unique_put` asks: the table may be restored from a dump, without our view.
-        head, tail = asked("\0", columns).split("\0")
-        looks = [
-            f"IF TG_RELID = {source.oid} THEN",
-            *indent(looks),
-            "ELSE",
-            f"  EXECUTE {literal(head + 'ONLY ')} || TG_RELID::regclass || {literal(tail)} INTO held USING {bound};",
-            "END IF;",
-        ]
     return [
-        *looks,
+        *unique_put.look(source, target, same_row, ", ".join(entry.columns[i].of("NEW") for i in positions)),
         "IF held THEN",
         f"  RAISE unique_violation USING CONSTRAINT = {literal(target.constraint)};",
         "END IF;",

@@ -8,6 +8,8 @@ so the former holder's removal never undoes that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from airflow_roir.engine.capture.plpgsql import indent, literal
 from airflow_roir.engine.capture.target import DIRECT, Target
 from airflow_roir.engine.generation import physical
@@ -101,24 +103,7 @@ def ask(source: Source, target: Target, record: str) -> list[str]:
     given = [entry.columns[i].parameter(i + 1) for i in entry.identity_positions]
     key = _compared(target, record)[: entry.key]
     bound = ", ".join([*key, *_of_holder(target)])
-    view = physical.source_view(target.generation_id)
-
-    def asked(relation: str, of: list[str]) -> str:
-        return f"SELECT true FROM {relation} s WHERE {entry.same(of, given)} FOR SHARE"
-
-    by_view = literal(asked(view, [f"s.c{i + 1}" for i in entry.identity_positions]))
-    looks = [f"EXECUTE {by_view} INTO held USING {bound};"]
-    if not source.partitioned:
-        # As on the careful path: the table may be restored from a dump, without our view.
-        head, tail = asked("\0", [column.of("s") for column in entry.columns]).split("\0")
-        by_name = f"{literal(head + 'ONLY ')} || TG_RELID::regclass || {literal(tail)}"
-        looks = [
-            f"IF TG_RELID = {source.oid} THEN",
-            *indent(looks),
-            "ELSE",
-            f"  EXECUTE {by_name} INTO held USING {bound};",
-            "END IF;",
-        ]
+    looks = look(source, target, lambda of: entry.same(of, given), bound)
     names = ", ".join(literal(column.source) for column in entry.columns[: entry.key])
     texts = ", ".join(_text(entry, i, value) for i, value in enumerate(key))
     tree = "pg_partition_root(TG_RELID)" if source.partitioned else "TG_RELID"
@@ -142,6 +127,31 @@ def ask(source: Source, target: Target, record: str) -> list[str]:
         # No row has the key, or the snapshot is older than a rewrite of the table and sees none.
         "ELSIF one_snapshot THEN",
         f"  PERFORM roir.refuse_rewritten({tree});",
+        "END IF;",
+    ]
+
+
+def look(source: Source, target: Target, condition: Callable[[list[str]], str], bound: str) -> list[str]:
+    """Locks the source's row that meets a condition, and puts true into `held` if there is one.
+
+    condition: makes SQL of SQL for the row's columns, in entry order. bound: SQL for its parameters.
+    """
+    entry = target.entry
+
+    def asked(relation: str, of: list[str]) -> str:
+        return f"SELECT true FROM {relation} s WHERE {condition(of)} FOR SHARE"
+
+    by_view = literal(asked(physical.source_view(target.generation_id), entry.physical(prefix="s.")))
+    looks = [f"EXECUTE {by_view} INTO held USING {bound};"]
+    if source.partitioned:
+        return looks
+    # As on the careful path: the table may be restored from a dump, without our view.
+    head, tail = asked("\0", [column.of("s") for column in entry.columns]).split("\0")
+    return [
+        f"IF TG_RELID = {source.oid} THEN",
+        *indent(looks),
+        "ELSE",
+        f"  EXECUTE {literal(head + 'ONLY ')} || TG_RELID::regclass || {literal(tail)} INTO held USING {bound};",
         "END IF;",
     ]
 
