@@ -23,7 +23,7 @@ from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
 # At two each night, in Airflow's default time zone.
 SCHEDULE = "0 2 * * *"
-WHAT = "What to compact"
+# Airflow opens the section of the fields without one, and no other.
 HOW = "How much, and how hard"
 WHERE = "Where"
 OPTIONS = ("parallelism", "throttle", "windows")
@@ -45,7 +45,6 @@ with DAG(
             items={"type": "string"},
             title="Indexes",
             description="Names of indexes, one a line. Empty: all that are published.",
-            section=WHAT,
         ),
         "exact": Param(
             False,
@@ -53,14 +52,20 @@ with DAG(
             title="Measure",
             description="Measure segments with PostgreSQL's extension pgstattuple, which reads all entries of all "
             "these indexes. Otherwise the DAG estimates their bloat.",
-            section=WHAT,
         ),
         "even_if_rebuild_is_cheaper": Param(
             False,
             type="boolean",
             title="Compact even if a rebuild is cheaper",
             description="Otherwise the DAG only suggests a rebuild of such an index.",
-            section=WHAT,
+        ),
+        "postgres_conn_id": Param(
+            "postgres_default",
+            type="string",
+            minLength=1,
+            examples=["postgres_default"],
+            title="PostgreSQL connection",
+            description="Id of the Airflow connection of the indexes' database.",
         ),
         "budget_of_index": Param(
             "20GB",
@@ -88,15 +93,6 @@ with DAG(
             examples=["local", "local[4]", "spark_default"],
             title="Spark",
             description="local, local[4], or the id of an Airflow connection that holds a Spark's address.",
-            section=WHERE,
-        ),
-        "postgres_conn_id": Param(
-            "postgres_default",
-            type="string",
-            minLength=1,
-            examples=["postgres_default"],
-            title="PostgreSQL connection",
-            description="Id of the Airflow connection of the indexes' database.",
             section=WHERE,
         ),
     },

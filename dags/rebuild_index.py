@@ -20,7 +20,7 @@ from airflow_roir.task.formats import COLUMNS, NAME, NAME_IF_ANY
 from airflow_roir.task.forms import fields_of, names_in_form, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
-WHAT = "What to build"
+# Airflow opens the section of the fields without one, and no other: there is what a first build needs.
 HOW = "How to build it"
 WHEN = "When, and how hard"
 WHERE = "Where"
@@ -33,7 +33,6 @@ PARAMS = {
         title="Index",
         description="Name of the index, with its schema: shop.orders_by_customer. Quote what needs quoting, as in "
         "psql. If the index exists, it is rebuilt; users read the old one until the new one is published.",
-        section=WHAT,
     ),
     "table": Param(
         None,
@@ -41,7 +40,6 @@ PARAMS = {
         format=NAME_IF_ANY,
         title="Source table",
         description="Table to index, with its schema. Empty: rebuild an existing index as it is.",
-        section=WHAT,
     ),
     "keys": Param(
         None,
@@ -49,7 +47,6 @@ PARAMS = {
         format=COLUMNS,
         title="Key columns",
         description="In order, separated by commas: tailnum, time_hour. Empty: as in the existing index.",
-        section=WHAT,
     ),
     "include": Param(
         None,
@@ -57,8 +54,29 @@ PARAMS = {
         format=COLUMNS,
         title="Included columns",
         description="Columns that users can read from the index alone; separated by commas.",
-        section=WHAT,
     ),
+    "unique": Param(
+        False,
+        type="boolean",
+        title="Unique",
+        description="No two rows may have the same key, over all partitions, or shards. If rows share a key, the build "
+        "pauses, and its page lists them. A rebuild doesn't change this.",
+    ),
+    "postgres_conn_id": Param(
+        "postgres_default",
+        type="string",
+        minLength=1,
+        examples=["postgres_default"],
+        title="PostgreSQL connection",
+        description="Id of the Airflow connection of the table's database.",
+    ),
+    "nulls_not_distinct": Param(
+        False,
+        type="boolean",
+        title="NULLs not distinct",
+        description="In a unique index, no two rows may have the same NULLs in the key, either.",
+    ),
+    **fields_of(BuildOptions, how=HOW, when=WHEN),
     "shards": Param(
         None,
         type=["null", "array"],
@@ -68,24 +86,8 @@ PARAMS = {
         description="For an index over tables on other servers: names of shards, one a line: orders_0, orders_1. The "
         "PostgreSQL connection's extra roir_shards can name their connections. Empty: the table is in this database, "
         "or as in the existing index.",
-        section=WHAT,
+        section=WHERE,
     ),
-    "unique": Param(
-        False,
-        type="boolean",
-        title="Unique",
-        description="No two rows may have the same key, over all partitions, or shards. If rows share a key, the build "
-        "pauses, and its page lists them. A rebuild doesn't change this.",
-        section=WHAT,
-    ),
-    "nulls_not_distinct": Param(
-        False,
-        type="boolean",
-        title="NULLs not distinct",
-        description="In a unique index, no two rows may have the same NULLs in the key, either.",
-        section=WHAT,
-    ),
-    **fields_of(BuildOptions, how=HOW, when=WHEN),
     "spark": Param(
         "local",
         type="string",
@@ -93,15 +95,6 @@ PARAMS = {
         examples=["local", "local[4]", "spark_default"],
         title="Spark",
         description="local, local[4], or the id of an Airflow connection that holds a Spark's address.",
-        section=WHERE,
-    ),
-    "postgres_conn_id": Param(
-        "postgres_default",
-        type="string",
-        minLength=1,
-        examples=["postgres_default"],
-        title="PostgreSQL connection",
-        description="Id of the Airflow connection of the table's database.",
         section=WHERE,
     ),
 }

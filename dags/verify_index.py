@@ -24,7 +24,7 @@ from airflow_roir.task.formats import NAME
 from airflow_roir.task.forms import fields_of, names_in_form, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
-WHAT = "What to verify"
+# Airflow opens the section of the fields without one, and no other.
 HOW = "How to verify it"
 WHEN = "When, and how hard"
 WHERE = "Where"
@@ -39,7 +39,14 @@ PARAMS = {
         title="Index",
         description="Name of the index, with its schema: shop.orders_by_customer. If it has an unfinished "
         "verification, the run continues that one, with its options.",
-        section=WHAT,
+    ),
+    "postgres_conn_id": Param(
+        "postgres_default",
+        type="string",
+        minLength=1,
+        examples=["postgres_default"],
+        title="PostgreSQL connection",
+        description="Id of the Airflow connection of the index's database.",
     ),
     **fields_of(VerifyOptions, FIELDS, how=HOW, when=WHEN),
     "spark": Param(
@@ -49,15 +56,6 @@ PARAMS = {
         examples=["local", "local[4]", "spark_default"],
         title="Spark",
         description="local, local[4], or the id of an Airflow connection that holds a Spark's address.",
-        section=WHERE,
-    ),
-    "postgres_conn_id": Param(
-        "postgres_default",
-        type="string",
-        minLength=1,
-        examples=["postgres_default"],
-        title="PostgreSQL connection",
-        description="Id of the Airflow connection of the index's database.",
         section=WHERE,
     ),
 }

@@ -31,12 +31,13 @@ ROWS, RATE = 300_000, 2_500
 PATIENCE_S = 180
 WIDTHS = (400, 800, 1400)
 WIDTH, HEIGHT = 1320, 1040
-# The sections of the form, of which one is open at a time.
+# The sections of the form, of which one is open at a time; at first, that of the fields without one.
+OPEN = "Run Parameters"
 FORM = {
-    "What to build": ("index", "table", "keys", "shards"),
+    OPEN: ("index", "table", "keys", "postgres_conn_id"),
     "How to build it": ("parallelism", "batch_rows", "ranges", "max_rows_per_second"),
     "When, and how hard": ("throttle", "windows"),
-    "Where": ("postgres_conn_id",),
+    "Where": ("shards",),
 }
 
 
@@ -75,7 +76,8 @@ class Tab:
         form = self.page.get_by_role("dialog")
         for section, fields in FORM.items():
             if wanted := [name for name in fields if name in values]:
-                form.get_by_role("button", name=section).click()
+                if section != OPEN:
+                    form.get_by_role("button", name=section).click()
                 for name in wanted:
                     form.locator(f"[name=element_{name}]").fill(str(values[name]))
                     form.locator(f"[name=element_{name}]").press("Tab")

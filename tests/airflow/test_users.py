@@ -180,7 +180,6 @@ def test_an_operator_corrects_the_values_of_a_failed_run(
     walk = Walk(page, address, "Index build", READY["failed"])
     walk.inside.get_by_role("button", name="Trigger again").press("Enter")
     form = page.get_by_role("dialog")
-    form.get_by_role("button", name="What to build").click()
     field = form.locator("[name=element_table]")
     playwright.expect(field).to_have_value("public.item")
     field.fill("public.items")
