@@ -47,8 +47,7 @@ help:  ## List the targets
 
 # The virtual environment with nothing but uv in it.
 $(BIN)/uv:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
-	  || { echo "Python 3.10 to 3.13 is needed; name one: make env PYTHON=python3.12" >&2; exit 1; }
+	@scripts/check-machine $(PYTHON)
 	@echo "make env: a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv --clear $(VENV) \
 	  || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
@@ -56,13 +55,18 @@ $(BIN)/uv:
 
 # Redone only when what it is made from has changed. Everything is pinned by constraints.txt, uv itself too.
 $(STAMP): pyproject.toml client/pyproject.toml constraints.txt | $(BIN)/uv
-	@echo "make env: installs the $$(grep -c == constraints.txt) pinned packages; PySpark alone is 440 MB"
-	$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e . -e client --group dev
+	@echo "make env: installs about 230 packages, in one to seven minutes; PySpark, 440 MB, comes last and without a word"
+	@$(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e . -e client --group dev
 	@touch $@
-	@echo "make env: done"
+	@echo "make env: done. Then: make demo, or your first index (docs/first-index.md)"
 
 .PHONY: env
 env: $(STAMP)  ## Make .venv: the package (editable) and all development tools
+
+# Before the environment: what lacks Java learns it before the downloads.
+.PHONY: have-java
+have-java:
+	@scripts/ensure-java >/dev/null
 
 .PHONY: java
 java:  ## Find Java 17+, or install it where that needs no question
@@ -80,7 +84,7 @@ lint: $(STAMP)  ## ruff, mypy (tests and benchmarks, too), the import contracts,
 pytest = $(with_java) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: test
-test: $(STAMP)  ## Something of every kind in some minutes; ARGS goes to pytest
+test: have-java $(STAMP)  ## Something of every kind in some minutes; ARGS goes to pytest
 	@$(pytest) --target test $(ARGS)
 
 .PHONY: test-all
@@ -251,12 +255,12 @@ docs-links: $(STAMP)  ## Ask every address outside that the pages name whether i
 	$(BIN)/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck $(ARGS)
 
 .PHONY: demo
-demo: $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
+demo: have-java $(STAMP)  ## Build a real index under a real Airflow; KEEP=1 leaves it running, SCALE=n takes TPC-H
 	@$(with_java) \
 	  $(BIN)/python -m demo $(if $(call on,$(KEEP)),--keep) $(if $(SCALE),--scale $(SCALE))
 
 .PHONY: demo-shards
-demo-shards: $(STAMP)  ## One index over the flights of three servers, with a writer, a pause, a kill, a shard that stops
+demo-shards: have-java $(STAMP)  ## One index over the flights of three servers, with a writer, a pause, a kill, a shard that stops
 	@$(with_java) \
 	  $(BIN)/python -m demo.shards
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 import psycopg2
@@ -27,7 +28,7 @@ from airflow_roir.engine.lifecycle import verify
 from airflow_roir.engine.snapshot.operation import OperationStatus
 from airflow_roir.engine.snapshot.operation import status as read_status
 from airflow_roir.engine.verify.report import VerifyReport
-from airflow_roir.operation import OF_A_BUILD
+from airflow_roir.operation import OF_A_BUILD, Phase
 from demo.application import Asked, ask
 from demo.dataset import Dataset, Unique, analyze, flights, lineitem
 from demo.writer import Felt, Writer
@@ -83,6 +84,7 @@ def main() -> int:
     stop_what_is_left()
     if options.stop:
         return 0
+    say("PostgreSQL and Airflow start, then an index is built, paused and resumed: three to five minutes")
     begun = time.monotonic()
     dataset = lineitem(options.scale) if options.scale else flights()
     folder = Path(tempfile.mkdtemp(prefix="roir-demo-"))
@@ -103,14 +105,18 @@ def main() -> int:
         airflow.start()
         story = tell(dataset, server.get_uri(), airflow, connection)
         show(story, time.monotonic() - begun)
-        if options.keep:
-            # Whole lines also where they are too long, so that an address can be copied.
-            for line in (
+        # Whole lines also where they are too long, so that an address can be copied.
+        for line in (
+            (
                 f"\nAirflow's UI: {airflow.url}   (DAG {DAG}; nobody is asked for a password)",
-                f"PostgreSQL:   {server.get_uri()}",
+                f"PostgreSQL:   export ROIR_DSN='{server.get_uri()}'",
+                "Next:         docs/first-index.md",
                 "Stop both:    make demo-stop",
-            ):
-                console.print(line, markup=False, soft_wrap=True)
+            )
+            if options.keep
+            else ("\nNext: make demo KEEP=1 leaves both servers running for docs/first-index.md",)
+        ):
+            console.print(line, markup=False, soft_wrap=True)
     except AirflowError as error:
         # The log goes with the servers.
         console.print(f"{error}\nAirflow's log ends so:\n{airflow.log_tail()}", markup=False, soft_wrap=True)
@@ -131,9 +137,10 @@ def tell(dataset: Dataset, dsn: str, airflow: StandaloneAirflow, connection: dic
     session.close()
     analyze(dsn, dataset.table)
     story = Story(dataset, rows)
-    say(f"{rows:,} rows; Airflow is starting at {airflow.url}")
+    say(f"{rows:,} rows; Airflow is starting: up to a minute")
     airflow.wait_until_ready([DAG])
     airflow.add_connection(CONNECTION, "postgres", **connection)
+    say(f"Airflow is up: {airflow.url} (nobody is asked for a password)")
     say(f"a writer starts; for {BASELINE_S} s it is alone")
     writer = Writer(dsn, dataset)
     writer.start()
@@ -193,6 +200,8 @@ def run_dag(story: Story, database: Database, airflow: StandaloneAirflow, dsn: s
         },
     )
 
+    say(f"watch it: {airflow.url}/dags/{DAG}/runs/{quote(run, safe=':')}/plugin/index-build")
+
     def standing() -> OperationStatus:
         return read_status(database, dataset.index)[0]
 
@@ -203,7 +212,9 @@ def run_dag(story: Story, database: Database, airflow: StandaloneAirflow, dsn: s
         return state == "success"
 
     wait_until(started, PATIENCE_S, "prepare")
-    wait_until(lambda: standing().percent_complete > 30, PATIENCE_S, "a third of the build")
+    say("prepared: writes are captured from now on; the next task starts Spark")
+    told = Told()
+    wait_until(lambda: told.of(standing()).percent_complete > 30, PATIENCE_S, "a third of the build")
     say("pausing: the DAG's switch goes off")
     airflow.pause(DAG)
     wait_until(
@@ -221,10 +232,29 @@ def run_dag(story: Story, database: Database, airflow: StandaloneAirflow, dsn: s
         wait_for_publish(story, database, airflow, run)
 
 
+@dataclass
+class Told:
+    """The part of a build that was said last."""
+
+    line: str = ""
+
+    def of(self, one: OperationStatus) -> OperationStatus:
+        """Says the operation's phase, and each tenth of a build, once; returns the operation."""
+        done = f": {one.percent_complete // 10 * 10:.0f} % of all" if one.phase == Phase.BUILD else ""
+        line = f"{one.phase}{done}"
+        if line != self.line and one.status == "running":
+            say(line)
+            self.line = line
+        return one
+
+
 def wait_for_publish(story: Story, database: Database, airflow: StandaloneAirflow, run: str) -> None:
     """Waits for the end of the DAG's run, and looks at what it did; its tasks' logs are printed if it failed."""
 
+    told = Told()
+
     def ended() -> str | None:
+        told.of(read_status(database, story.dataset.index)[0])
         state = airflow.run_state(DAG, run)
         return state if state in ("success", "failed") else None
 

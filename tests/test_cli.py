@@ -463,3 +463,10 @@ def test_a_reader_that_has_gone_ends_a_command_as_by_sigpipe(dsn: str) -> None:
         ended = subprocess.run(command, stdout=write, stderr=write, env=environment, check=False)
         os.close(write)
         assert ended.returncode == 141, arguments
+
+
+def test_a_first_init_says_what_comes_next(dsn: str) -> None:
+    """Found: its only line was the schema's version."""
+    assert "next: " not in here(dsn, "init").stderr
+    run_sql(dsn, "DROP SCHEMA roir, roir_data CASCADE")
+    assert "next: roir doctor --table SCHEMA.TABLE checks what a first build needs" in here(dsn, "init").stderr

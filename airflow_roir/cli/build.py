@@ -46,7 +46,7 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
 
     database = database_of(context)
     with database.transaction() as connection:
-        if schema.current(connection) is None:
+        if is_new := schema.current(connection) is None:
             # A subscriber to all tables would stop at the control schema's first row.
             replication.check_publications(connection, ignore_publications)
     show(f"the control schema roir is at version {install.init(database, say)}")
@@ -61,6 +61,8 @@ def init(context: typer.Context, ignore_publications: IgnorePublications = False
                 else "DDL that would make an index wrong is detected afterwards; a superuser can have it refused: "
                 "SELECT roir.guard()"
             )
+    if is_new:
+        say("next: roir doctor --table SCHEMA.TABLE checks what a first build needs, roir plan shows what it takes")
 
 
 @app.command()

@@ -103,5 +103,5 @@ def test_make_env_says_what_it_does() -> None:
         ["make", "--dry-run", "--always-make", "env"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     ).stdout
     assert 'echo "make env: a virtual environment in .venv"' in wanted
-    assert 'echo "make env: installs the ' in wanted
+    assert 'echo "make env: installs about ' in wanted
     assert "uv pip install --python" in wanted, "without --quiet it shows each package"
