@@ -4,7 +4,7 @@ No `from __future__ import annotations` for types that are local to `create_app`
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ from airflow_roir.engine.snapshot.operation import ABANDONED
 from airflow_roir.errors import InvalidInput, NotFound, RoirError
 from airflow_roir.hooks.allowed import allowed_connections
 from airflow_roir.options import MAX_PARALLELISM
-from airflow_roir.page import access, databases, first_build, lookups, settings
+from airflow_roir.page import access, databases, first_build, lookups, new_index, settings
 from airflow_roir.page.answer import answer, bounded
 from airflow_roir.page.cache import AIRFLOW, Looks, NoAnswer
 from airflow_roir.page.continuing import continuation, options_text, wish
@@ -32,6 +32,8 @@ from airflow_roir.page.next_task import next_task
 from airflow_roir.page.run_operation import Change, is_paused_by_switch
 from airflow_roir.page.targets import Found, read_run
 
+# A list of columns may be long.
+Text2000 = Annotated[str, Query(max_length=2000)]
 Text250 = Annotated[str, Query(min_length=1, max_length=250)]
 STATIC = {
     "page.css": "text/css; charset=utf-8",
@@ -43,6 +45,7 @@ STATIC = {
     "shards.js": "text/javascript; charset=utf-8",
     "segments.js": "text/javascript; charset=utf-8",
     "setup.js": "text/javascript; charset=utf-8",
+    "new_index.js": "text/javascript; charset=utf-8",
     "draw.js": "text/javascript; charset=utf-8",
     "failures.js": "text/javascript; charset=utf-8",
     "nothing.js": "text/javascript; charset=utf-8",
@@ -299,6 +302,31 @@ def _reads(app: FastAPI) -> None:
             raise HTTPException(404, "the pages don't show this connection")
         look = partial(first_build.look, connection)
         return answer(request, await rare.look(connection, "set-up", look, first_build.PATIENCE_S))
+
+    @app.get("/api/tables", dependencies=[Depends(access.first_build_access)])
+    async def read_tables(request: Request, connection: Text250) -> Response:
+        return answer(request, await of_database(connection, "tables", partial(new_index.tables_of, connection)))
+
+    @app.get("/api/check", dependencies=[Depends(access.first_build_access)])
+    async def read_check(
+        request: Request,
+        connection: Text250,
+        index: Text250,
+        table: Text2000 = "",
+        keys: Text2000 = "",
+        include: Text2000 = "",
+        unique: bool = False,
+    ) -> Response:
+        asked = new_index.Asked(index, table, keys, include, unique)
+        return answer(request, await of_database(connection, asked, partial(new_index.check, connection, asked)))
+
+    async def of_database(connection: str, key: Hashable, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if connection not in await lookups.connections(looks):
+            raise HTTPException(404, "the pages don't show this connection")
+        try:
+            return await rare.look(connection, key, work)
+        except DBAPIError as error:
+            raise NoAnswerYet(databases.trouble(connection, error)) from None
 
     async def of_user(user: BaseUser, index: dict[str, Any]) -> dict[str, Any]:
         """An index as a user may see it: the values of a run are for those alone who may trigger it again."""

@@ -83,7 +83,7 @@ def test_every_route_but_the_files_asks_for_a_right_on_a_dag() -> None:
             assert asked & {"dag_access.<locals>.check", "indexes_access", "first_build_access"}, route.path
         if route.methods != {"GET"}:
             assert "from_our_page" in asked, route.path
-    apis = {"/api/run", "/api/run/duplicates", "/api/indexes", "/api/set-up"}
+    apis = {"/api/run", "/api/run/duplicates", "/api/indexes", "/api/set-up", "/api/tables", "/api/check"}
     assert {*READS} == {"/run", "/indexes", "/static/{name}", *apis}
     assert {*CHANGES} == {f"/api/run/{verb}" for verb in ("pause", "resume", "abort", "workers", "rate", "throttle")}
 

@@ -1,6 +1,7 @@
 // The page Indexes: every index of every database, and what can be done with it.
 
 import { keep } from "./draw.js";
+import { NewIndex } from "./new_index.js";
 import { SegmentList } from "./segments.js";
 import { SetUp } from "./setup.js";
 import { ShardList, factsOfShards, warningsOfShards } from "./shards.js";
@@ -134,14 +135,16 @@ function sectionOf(connection) {
     const rows = el("div", { class: "cards" });
     const empty = el("p", { class: "faint" });
     const setUp = setUpOf(connection);
+    const build = new NewIndex(connection, start);
     sections.set(connection, {
       list: rows,
       empty,
-      node: el("section", { class: "database", "aria-label": `Connection ${connection}` }, el("header", { class: "row ends" }, heading(connection), el("div", { class: "controls" }, setUp.button, cleanUp)), asks, trouble, rows, empty, setUp.node),
+      node: el("section", { class: "database", "aria-label": `Connection ${connection}` }, el("header", { class: "row ends" }, heading(connection), el("div", { class: "controls" }, build.button, setUp.button, cleanUp)), asks, build.node, trouble, rows, empty, setUp.node),
       show(database, content) {
         trouble.hidden = !database.trouble && !database.as_of;
         mark(rows, "data-aged", database.as_of ? "true" : null);
         put(trouble, noteOn(database));
+        build.allow(content.may.rebuild && !(database.trouble && !database.indexes.length), content.dags.rebuild);
         cleanUp.hidden = !content.may.clean_up || Boolean(database.trouble && !database.indexes.length);
         cleanUp.onclick = () =>
           ask(asks, cleanUp, {
