@@ -48,4 +48,9 @@ class BuildIndexOperator(SparkDrivingOperator):
         if not driven:
             self.drive_on_spark(context, database, row)
         push_duplicates(database, context["ti"], row)
+        self.log.info(
+            "Operation %s is built. The task that finalizes applies the writes of meanwhile, compares index and table, "
+            "and publishes",
+            row.id,
+        )
         return int(row.id)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # in 16 tries at 15 s and more.
 LEAVE_S = 16
 # A look costs one short-lived process, so a task that waits for another run or a user looks again after this time, and
-# less and less often: after a quarter of the time that it has waited, at most after `MOST_S`.
+# less and less often: after a tenth of the time that it has waited, at most after `MOST_S`.
 LOOK_AGAIN_S = 30
 MOST_S = 300
 
@@ -43,7 +43,7 @@ def actor_of_switch(dag_id: str) -> str:
 
 def look_again_s(waited: float, least: int = LOOK_AGAIN_S) -> int:
     """The seconds until the next look of a task that has waited for these seconds. least: at first."""
-    return int(min(max(least, waited / 4), MOST_S))
+    return int(min(max(least, waited / 10), MOST_S))
 
 
 def leave(seconds: int) -> AirflowRescheduleException:

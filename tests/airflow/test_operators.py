@@ -745,3 +745,12 @@ def test_the_log_names_what_was_given_and_no_default(context: dict[str, Any], ca
     [line] = [one for one in "".join(capsys.readouterr()).splitlines() if "Options given" in one]
     said = "table=item keys=kind include=price batch_rows=2000 warn_after_s=0; the rest by default"
     assert f"Options given: {said}" in line
+
+
+def test_a_build_s_log_ends_with_what_comes_next(context: dict[str, Any], shop: Any, capsys: Any) -> None:
+    """Found: its last line was of the seal, and a reader looked for the index."""
+    steps.sealed(shop.database, INDEX, "public.item", "kind")
+    shop.run("UPDATE roir.operation SET heartbeat_at = NULL")
+    operation = operations.find_operation(shop.database, INDEX).id
+    BuildIndexOperator(task_id="build", operation_id=operation, **WHAT).execute(context)  # type: ignore[arg-type]
+    assert f"Operation {operation} is built. The task that finalizes applies" in "".join(capsys.readouterr())

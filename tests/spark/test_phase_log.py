@@ -7,7 +7,7 @@ import pytest
 from airflow_roir.engine import build
 from airflow_roir.engine.control.run import start_run
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.work.phase_log import LINES, PhaseLog, tells_of_pieces
+from airflow_roir.engine.work.phase_log import LINES, REST_S, PhaseLog, tells_of_pieces
 from tests.conftest import run_sql
 from tests.spark.driving import prepared
 
@@ -22,7 +22,8 @@ class Told:
         self.lines: list[str] = []
         self.dsn = database.dsn
         run = start_run(database, "ix", "test")
-        self.news = PhaseLog(database, run, build.PHASE, self.lines.append)
+        self.now = 0.0
+        self.news = PhaseLog(database, run, build.PHASE, self.lines.append, lambda: self.now)
 
     def finish(self, *ordinals: int) -> None:
         """Marks these ranges as done."""
@@ -34,7 +35,8 @@ class Told:
         )
 
     def new(self, last: bool = False) -> list[str]:
-        """The new lines."""
+        """The new lines, a while after the last ones."""
+        self.now += REST_S
         del self.lines[:]
         self.news.pieces(last)
         return list(self.lines)
@@ -46,12 +48,26 @@ def test_each_range_is_told_once_when_it_is_done(database: Database) -> None:
     told.news.begin(4)
     assert told.lines == ["build: 4 workers", "build: 1 of 8 ranges done before"]
     assert told.new() == []
-    told.finish(0, 5)
-    assert told.new() == [
-        "build: range 0 done, 2 of 8: 1 row in 0.0 s",
-        "build: range 5 done, 3 of 8: 5,001 rows in 5.0 s",
-    ]
+    told.finish(0)
+    assert told.new() == ["build: range 0 done, 2 of 8: 1 row in 0.0 s"]
+    told.finish(5)
+    assert told.new() == ["build: range 5 done, 3 of 8: 5,001 rows in 5.0 s"]
     assert told.new() == told.new(last=True) == []
+
+
+def test_ranges_that_are_done_at_about_the_same_time_share_a_line(database: Database) -> None:
+    """Found: eight lines within half a second."""
+    told = Told(database, ranges=8)
+    told.news.begin(4)
+    told.finish(0, 5)
+    assert told.new() == ["build: 2 of 8 ranges done, 5,002 rows"]
+    told.finish(1)
+    told.now -= REST_S / 2
+    assert told.new() == []
+    told.finish(2)
+    assert told.new() == ["build: 4 of 8 ranges done, 8,004 rows"]
+    told.finish(3)
+    assert told.new() == ["build: range 3 done, 5 of 8: 3,001 rows in 3.0 s"]
 
 
 def test_many_ranges_are_counted_each_time_that_a_tenth_of_them_is_done(database: Database) -> None:

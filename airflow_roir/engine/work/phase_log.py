@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from airflow_roir.quantity import counted, duration, shared
 
 # The most lines that a phase logs about its pieces: one for each, or, with more pieces, a count from time to time.
 LINES = 10
+# Pieces that are done within this time of the last such line share the next one.
+REST_S = 2.0
 
 IS_UNIQUE = """
 SELECT FROM roir.operation o JOIN roir.index i ON i.id = o.index_id WHERE o.id = %(operation)s AND i.is_unique
@@ -51,9 +54,16 @@ def tells_of_pieces(line: str) -> bool:
 
 
 class PhaseLog:
-    """The log of one phase of a run. say: takes a line."""
+    """The log of one phase of a run. say: takes a line. clock: seconds that never go back."""
 
-    def __init__(self, database: Database, run: Run, phase: PhaseWork, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        run: Run,
+        phase: PhaseWork,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._database = database
         self._run = run
         self._work = phase
@@ -61,6 +71,8 @@ class PhaseLog:
         # The comparison before a publish has the name that the status gives it.
         self._shown = "verify" if phase.name == Phase.PUBLISH else phase.name.shown
         self._say = say
+        self._clock = clock
+        self._said_at = float("-inf")
         self._wanted = 0
         self._at_work = 0
         self._done = 0
@@ -141,19 +153,20 @@ class PhaseLog:
         if (counts := self._count()) is None or counts.done == self._done:
             return
         # The share of all pieces: a verification gets more units with each stage.
-        if not (last or counts.done - self._done >= counts.pieces / LINES):
+        is_due = counts.done - self._done >= counts.pieces / LINES and self._clock() - self._said_at >= REST_S
+        if not (last or is_due):
             return
-        self._done = counts.done
+        self._done, self._said_at = counts.done, self._clock()
         noun = self._work.noun
-        if not self._is_named:
-            rows = "" if counts.rows is None else f", {counted(counts.rows, 'row')}"
-            self.say(f"{counts.done:,} of {counted(counts.pieces, noun)} done{rows}")
+        new = [row for row in self._finished() if row.ordinal not in self._told] if self._is_named else []
+        self._told.update(row.ordinal for row in new)
+        if len(new) == 1:
+            [row] = new
+            what = "" if row.rows is None else f": {counted(row.rows, 'row')} in {row.seconds:.1f} s"
+            self.say(f"{noun} {row.ordinal} done, {len(self._told)} of {counts.pieces}{what}")
             return
-        for row in self._finished():
-            if row.ordinal not in self._told:
-                self._told.add(row.ordinal)
-                what = "" if row.rows is None else f": {counted(row.rows, 'row')} in {row.seconds:.1f} s"
-                self.say(f"{noun} {row.ordinal} done, {len(self._told)} of {counts.pieces}{what}")
+        rows = "" if counts.rows is None else f", {counted(counts.rows, 'row')}"
+        self.say(f"{counts.done:,} of {counted(counts.pieces, noun)} done{rows}")
 
     def shards(self) -> None:
         """Log shards that can't be read, and those that can be read again. Ranges of other shards continue."""
