@@ -80,7 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGHUP, bereave)
         mark("driver")
         try:
-            return _run(given, options, dsn, spark, voice, log)
+            code = _run(given, options, dsn, spark, voice, log)
+            if log.path is not None:
+                conclude(code)
+            return code
         except KeyboardInterrupt:
             # Nothing has begun.
             return OperationPaused.exit_code
@@ -90,6 +93,16 @@ def main(arguments: list[str] | None = None) -> int:
             return say(f"Spark can't be started: {error}", SparkFailed.exit_code, voice)
         finally:
             discard()
+
+
+def conclude(code: int) -> None:
+    """The last line of Spark's own log, whose stack traces else look like the end of the run."""
+    ended = {
+        0: "the run has ended well. Errors above are of workers that ended and were started again",
+        OperationPaused.exit_code: "the run has paused. Errors above are of workers that ended",
+    }.get(code, "the run has failed. The task's log, or the command's last line, has the reason")
+    with suppress(OSError):
+        print(f"roir: {ended}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -43,6 +43,8 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
     assert f"roir: Spark's own log: {log}" in driver.lines
     assert {line.split(":")[0] for line in driver.lines} == {"roir"}, driver.said
     assert "log4j" in log.read_text()
+    # Found: the last that a reader saw was a stack trace of a worker, of a run that went well.
+    assert log.read_text().splitlines()[-1] == "roir: the run has paused. Errors above are of workers that ended"
     order = [
         "starting Spark",
         "Spark is up",
@@ -57,8 +59,10 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
     assert 0 < paused.rows < ROWS
     lift_rate(database)
     requests.change_options(database, "ix", actor="me", parallelism=3)
-    driver = Running(database)
+    log.unlink()
+    driver = Running(database, log=log)
     assert driver.wait() == 0, driver.said
+    assert log.read_text().splitlines()[-1].startswith("roir: the run has ended well.")
     assert any("build: 3 workers" in line for line in driver.lines)
     finish_and_check(database)
 
