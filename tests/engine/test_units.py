@@ -92,3 +92,35 @@ def test_a_comparison_that_is_resumed_does_not_say_that_anything_differs(dsn: st
     told = " units done before; a second pass over what may have changed meanwhile can add to them"
     assert lines[1].startswith("compare sums: 1 of ")
     assert lines[1].endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "side"),
+    [(None, "heap"), (5, "heap"), (20, "heap"), (25, "source")],
+    ids=["never", "soon", "fast", "slow"],
+)
+def test_a_table_that_no_snapshot_holds_is_read_by_ranges_at_once(
+    dsn: str, database: Database, seconds: int | None, side: str
+) -> None:
+    """Found: both sides were read twice each time: the sums by blocks came from several snapshots, and said nothing.
+
+    24 s are four fifths of the time that a snapshot is shared.
+    """
+    run_sql(
+        dsn,
+        "CREATE TABLE t (id int PRIMARY KEY, k text)",
+        f"INSERT INTO t SELECT i, i::text FROM generate_series(1, {ROWS}) i",
+        "ANALYZE t",
+    )
+    steps.make_index(database)
+    lifecycle.verify(database, "ix")
+    if seconds is not None:
+        run_sql(
+            dsn,
+            f"UPDATE roir.verification SET started_at = finished_at - interval '{seconds} s'",
+            f"""UPDATE roir.operation SET phase_seconds = phase_seconds || '{{"sum": {seconds}}}', parallelism = 2""",
+        )
+    record.begin(database, "ix", VerifyOptions(parallelism=2), "test")
+    with database.transaction() as connection:
+        query = "SELECT DISTINCT side FROM roir.verification_unit WHERE side IN ('heap', 'source')"
+        assert execute(connection, query).scalars().all() == [side]

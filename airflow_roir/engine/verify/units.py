@@ -17,6 +17,7 @@ from airflow_roir.engine.sessions.limits import limits_of
 from airflow_roir.engine.source import catalog
 from airflow_roir.engine.source.files import File, cut, files_of, size_of
 from airflow_roir.engine.source.source import Source
+from airflow_roir.engine.verify.snapshot import LONGEST_S
 from airflow_roir.options import VerifyOptions
 
 # Blocks of a unit of the index: mostly a whole segment, which is read by a plain scan.
@@ -28,6 +29,10 @@ UNITS_OF_PARTS = 1_000
 # A single wrong row makes this many be compared one by one. More rows in a bucket mean fewer sums to store.
 ROWS_PER_BUCKET = 256
 FEWEST_BUCKETS, MOST_BUCKETS = 64, 65_536
+# A shorter verification tells of its start, not of its pace.
+MEASURED_S = 10.0
+# The server may be busier than when the pace was measured, so a part of the snapshot's time stays free.
+SURE_SHARE = 0.8
 
 
 def plan(
@@ -47,7 +52,7 @@ def plan(
     """
     size = size_of(connection, source)
     rows = size.rows or 0
-    if not options.is_partial and 0 < rows <= limits_of(connection).snapshot_rows * options.parallelism:
+    if not options.is_partial and 0 < rows <= most_of_snapshot(connection, index_id) * options.parallelism:
         units = _heap_units(connection, source)
     else:
         rows, units = _source_units(connection, source, fine=options.in_parts)
@@ -68,6 +73,27 @@ def plan(
     if options.slices is not None:
         set_quota(connection, verification_id, walking, options.slices)
     return verification_id, rows
+
+
+PACE = """
+SELECT v.rows / m.seconds / o.parallelism AS pace
+  FROM roir.verification v JOIN roir.operation o ON o.id = v.operation_id
+ CROSS JOIN LATERAL (SELECT CASE WHEN o.kind = 'verify' THEN (o.phase_seconds ->> 'sum')::float8
+                                 ELSE extract(epoch FROM v.finished_at - v.started_at)::float8 END AS seconds) m
+ WHERE v.complete AND v.rows > 0 AND m.seconds >= %(least)s
+ ORDER BY v.index_id = %(index)s DESC, v.id DESC LIMIT 1
+"""
+
+
+def most_of_snapshot(connection: Connection, index_id: int) -> float:
+    """The most rows that a worker reads well within the time that a snapshot is shared.
+
+    By the last whole verification of the index, else of another one; without one, by a constant. A table with more rows
+    would be read by blocks in several snapshots, whose sums say nothing, and then once more by ranges.
+    """
+    measured = execute(connection, PACE, {"index": index_id, "least": MEASURED_S}).scalar()
+    most = limits_of(connection).snapshot_rows
+    return most if measured is None else min(most, measured * LONGEST_S * SURE_SHARE)
 
 
 WRITE_DOWN = """
