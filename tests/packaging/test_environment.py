@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import subprocess
 from importlib.metadata import Distribution, distribution, distributions, requires
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from servers import postgres
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -105,3 +108,9 @@ def test_make_env_says_what_it_does() -> None:
     assert 'echo "make env: a virtual environment in .venv"' in wanted
     assert 'echo "make env: installs about ' in wanted
     assert "uv pip install --python" in wanted, "without --quiet it shows each package"
+
+
+def test_each_user_of_a_machine_locks_the_start_of_servers_alone() -> None:
+    """Found: `make demo` of a second user ended with a traceback: the first one's lock can't be opened."""
+    path = os.fsdecode(postgres._SERVER._lock.path)
+    assert Path(path).name == f"roir-postgres-{os.getuid()}.lock"
