@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from airflow_roir import key_text
 from airflow_roir.errors import Complaints, InvalidInput
 
 # The schemas in each indexed database: of the control tables, and of the entries of all indexes.
@@ -149,6 +150,58 @@ def parse_columns(text: str | Sequence[str] | None, what: str = "columns") -> tu
     return tuple(names)
 
 
+def parse_keys(text: str | Sequence[str] | None, what: str = "key columns") -> tuple[tuple[str, ...], dict[str, str]]:
+    """Reads a comma-separated list of columns and expressions: `lower(email), created`, `(doc->>'sku') AS sku`.
+
+    Returns the names that the index's view gives them, in order, and the SQL of the expressions by name. An expression
+    without `AS` is named as by `CREATE INDEX`: after its function, or `expr`.
+    """
+    items = [text] if isinstance(text, str) else text or ()
+    if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
+        return parse_columns(text, what), {}
+    names: list[str] = []
+    expressions: dict[str, str] = {}
+    for item in items:
+        if not key_text.has_expression(item):
+            names += parse_columns(item, what) if isinstance(text, str) else parse_columns([item], what)
+            continue
+        for part in key_text.split(item, what):
+            if not key_text.has_expression(part):
+                names += _parse_identifiers(part, ",", what)
+                continue
+            expression, name = key_text.named(part, what)
+            if name is not None:
+                (name,) = _parse_identifiers(name, ",", what)
+            else:
+                name = _not_taken(key_text.default_name(expression), names)
+            names.append(name)
+            expressions[name] = expression
+    return tuple(names), expressions
+
+
+def _not_taken(name: str, names: Sequence[str]) -> str:
+    numbered = (f"{name}{n}" for n in range(1, len(names) + 2))
+    return name if name not in names else next(one for one in numbered if one not in names)
+
+
+def key_list(names: Sequence[str], expressions: Mapping[str, str], separator: str = ", ") -> str:
+    """Key or included columns as a user writes them; `parse_keys` reads it."""
+    return separator.join(
+        f"{expressions[name]} AS {QualifiedName(None, name)}" if name in expressions else str(QualifiedName(None, name))
+        for name in names
+    )
+
+
+def parse_condition(text: str | None, what: str = "where") -> str:
+    """Reads the condition of a partial index, as one SQL expression; '' for none. The server judges it later."""
+    if text is not None and not isinstance(text, str):
+        raise InvalidInput(f"{what} is {text!r}; it must be text")
+    if not text or not text.strip():
+        return ""
+    key_text.check(text, what)
+    return text.strip()
+
+
 def parse_shards(text: str | Sequence[str] | None) -> tuple[str, ...]:
     """Reads a comma-separated list of shards' names, as they were added. None and '' give ()."""
     names = text.split(",") if isinstance(text, str) else text or ()
@@ -164,6 +217,9 @@ class IndexDefinition:
     unique: no two rows of the source may have the same key, over all its partitions, or shards. nulls_not_distinct: nor
     the same NULLs (docs/architecture.md#uniqueness). A rebuild may leave both out: the index has them.
 
+    expressions: the SQL of the key and included columns that are expressions, by the names that the view gives them.
+    where: the condition of a partial index, which only has entries of the rows that satisfy it; '' for all rows.
+
     shards: the servers with parts of the table, for an index over shards (docs/architecture-shards.md); a rebuild keeps
     its shards unless it names others. shard_column: the view's column with the shard's name; None is `shard`.
 
@@ -178,6 +234,8 @@ class IndexDefinition:
     nulls_not_distinct: bool = False
     shards: tuple[str, ...] = ()
     shard_column: str | None = None
+    expressions: tuple[tuple[str, str], ...] = ()
+    where: str = ""
 
     # False: it has flaws, or a part of it can't be read. It serves to look for more that is wrong.
     is_sound: bool = field(default=True, compare=False, repr=False)
@@ -209,12 +267,22 @@ class IndexDefinition:
             yield "give the table and the key columns together, or neither of them to rebuild an index that exists"
         if self.include and self.source is None:
             yield "included columns need a table and key columns; a rebuild keeps those the index has"
+        if self.where and self.source is None:
+            yield "a condition needs a table and key columns; a rebuild keeps the one the index has"
+        if self.shards and (self.expressions or self.where):
+            yield "an index over shards can't have expressions or a condition yet; use columns of the table"
         for kind, columns in (("key", self.key), ("included", self.include)):
             for column in sorted({column for column in columns if columns.count(column) > 1}):
                 yield f"{kind} column {quote(column)} is repeated; name it only once"
         for column in self.include:
             if column in self.key:
                 yield f"column {quote(column)} is a key column already; don't include it again"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The key and included columns that are columns of the table."""
+        computed = {name for name, _ in self.expressions}
+        return tuple(name for name in (*self.key, *self.include) if name not in computed)
 
     @property
     def unique_here(self) -> bool:
@@ -233,6 +301,7 @@ class IndexDefinition:
         nulls_not_distinct: bool = False,
         shards: str | Sequence[str] | None = None,
         shard_column: str | None = None,
+        where: str | None = None,
         *,
         complaints: Complaints | None = None,
     ) -> IndexDefinition:
@@ -248,18 +317,22 @@ class IndexDefinition:
             return otherwise
 
         source = read(None, parse_name, table, "table") if table else None
-        key = read((), parse_columns, keys, "key columns")
+        nothing: tuple[tuple[str, ...], dict[str, str]] = ((), {})
+        key, of_key = read(nothing, parse_keys, keys, "key columns")
+        included, of_included = read(nothing, parse_keys, include, "included columns")
         # Otherwise the part that can't be read would seem to be missing.
         is_whole = not unread
         found = cls(
             name=read(NAMELESS, parse_name, index, "index"),
             source=source,
             key=key,
-            include=read((), parse_columns, include, "included columns"),
+            include=included,
             unique=unique,
             nulls_not_distinct=nulls_not_distinct,
             shards=read((), parse_shards, shards),
             shard_column=read(NAMELESS, parse_name, shard_column, "shard column").name if shard_column else None,
+            expressions=tuple({**of_key, **of_included}.items()),
+            where=read("", parse_condition, where),
             is_sound=False,
         )
         if is_whole:
@@ -275,26 +348,42 @@ class IndexDefinition:
 # The name of an index whose own can't be read.
 NAMELESS = QualifiedName(None, "?")
 _NAME = r'(?:"(?:[^"]|"")*"|[^"()\s])+'
-_COLUMNS = r'(?:"(?:[^"]|"")*"|[^"()])+'
-_BESIDE = re.compile(
-    rf"\s*(?P<unique>unique\s+)?(?P<name>{_NAME})\s*\((?P<keys>{_COLUMNS})\)"
-    rf"(?:\s*include\s*\((?P<include>{_COLUMNS})\))?(?P<nulls>\s+nulls\s+not\s+distinct)?\s*",
-    re.IGNORECASE,
-)
+_BEFORE = re.compile(rf"\s*(?P<unique>unique\s+)?(?P<name>{_NAME})\s*(?=\()", re.IGNORECASE)
+_INCLUDE = re.compile(r"\s*include\s*(?=\()", re.IGNORECASE)
+_NULLS = re.compile(r"\s*nulls\s+not\s+distinct", re.IGNORECASE)
+_WHERE = re.compile(r"\s*where\b(?P<condition>.+)", re.IGNORECASE | re.DOTALL)
 
 
 def parse_beside(text: str, table: str | None) -> IndexDefinition:
-    """Reads `[UNIQUE] name (keys) [INCLUDE (columns)] [NULLS NOT DISTINCT]`, of an index of that table.
+    """Reads `[UNIQUE] name (keys) [INCLUDE (columns)] [NULLS NOT DISTINCT] [WHERE condition]`, of that table's index.
 
     Raises InvalidInput.
     """
     if not table:
         raise InvalidInput(f"{text!r}: an index beside another one needs the table of both: give --table, too")
-    found = _BESIDE.fullmatch(text)
-    if found is None:
-        raise InvalidInput(f"{text!r} is no index; write it as 'public.by_day (day, id) INCLUDE (amount)'")
-    unique, nulls = found["unique"] is not None, found["nulls"] is not None
-    return IndexDefinition.parse(found["name"], table, found["keys"], found["include"], unique, nulls)
+    before = _BEFORE.match(text)
+    end = before and key_text.end_of_brackets(text, before.end())
+    if before is None or end is None:
+        raise _no_index(text)
+    keys, include = text[before.end() + 1 : end - 1], None
+    if found := _INCLUDE.match(text, end):
+        start, end = found.end(), key_text.end_of_brackets(text, found.end())
+        if end is None:
+            raise _no_index(text)
+        include = text[start + 1 : end - 1]
+    if nulls := _NULLS.match(text, end):
+        end = nulls.end()
+    where = _WHERE.fullmatch(text, end)
+    is_whole = where is not None or not text[end:].strip()
+    if not is_whole or not keys.strip() or (include is not None and not include.strip()):
+        raise _no_index(text)
+    condition = where["condition"] if where else None
+    unique = before["unique"] is not None
+    return IndexDefinition.parse(before["name"], table, keys, include, unique, nulls is not None, where=condition)
+
+
+def _no_index(text: str) -> InvalidInput:
+    return InvalidInput(f"{text!r} is no index; write it as 'public.by_day (day, id) INCLUDE (amount)'")
 
 
 class Scan(str, Enum):

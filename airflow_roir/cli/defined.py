@@ -19,8 +19,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         str | None,
         typer.Option("--table", help="The table to index, for a new index.", autocompletion=complete.tables),
     ),
-    "keys": (str | None, typer.Option("--keys", help="Key columns, comma-separated, in order.")),
-    "include": (str | None, typer.Option("--include", help="Included columns, comma-separated.")),
+    "keys": (str | None, typer.Option("--keys", help="Key columns or expressions, comma-separated, in order.")),
+    "where": (str | None, typer.Option("--where", help="Only rows that satisfy this condition get entries.")),
+    "include": (str | None, typer.Option("--include", help="Included columns or expressions, comma-separated.")),
     "unique": (
         bool,
         typer.Option(
@@ -53,4 +54,4 @@ PARAMETERS = [
 
 def definition_of(index: str, defined: dict[str, Any], complaints: Complaints) -> IndexDefinition:
     """The definition as the command line gives it. complaints: gets what is wrong with it."""
-    return IndexDefinition.parse(index, *(defined[name] for name in _OPTIONS), complaints=complaints)
+    return IndexDefinition.parse(index, **{name: defined[name] for name in _OPTIONS}, complaints=complaints)

@@ -25,7 +25,7 @@ from airflow_roir.engine.readers import rows_view, view
 from airflow_roir.engine.scan import choosing
 from airflow_roir.engine.scan.findings import Also, DryRun
 from airflow_roir.engine.schema.schema import check_schema
-from airflow_roir.engine.source import catalog, checks, owner, replication
+from airflow_roir.engine.source import catalog, checks, expressions, owner, replication
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import Complaints, InvalidInput, NotFound, RightMissing, SourceChanged
 from airflow_roir.nearest import meant_of
@@ -60,16 +60,17 @@ def run(
             check_name_is_free(connection, index)
         if options.rows_view and (existing is None or rows_view.shown(connection, existing.id) is None):
             rows_view.check_name(connection, index)
-        found = make_plan(connection, source, definition, options)
-        choice = choosing.choose(connection, source, options, found, existing.id if existing else None)
-        entry = Entry.of(source, definition, options.covering, found.partition)
-        entry = entry_size.cover(connection, index, source, entry, options.covering)
-        size = entry_size.measure(connection, index, source, entry)
         index_id = existing.id if existing else None
-        kind = "rebuild" if existing else "create"
-        dry = DryRun(index, source, definition, entry, found, choice, kind, size, index_id)
-        also(connection, dry)
-        return dry
+        with expressions.planned(connection, source, definition, index_id) as (computed, judged):
+            found = make_plan(connection, computed, definition, options)
+            choice = choosing.choose(connection, computed, options, found, index_id)
+            entry = Entry.of(computed, definition, options.covering, found.partition)
+            entry = entry_size.cover(connection, index, computed, entry, options.covering)
+            size = entry_size.measure(connection, index, computed, entry)
+            kind = "rebuild" if existing else "create"
+            dry = DryRun(index, computed, definition, entry, found, choice, kind, size, index_id, expressions=judged)
+            also(connection, dry)
+        return replace(dry, source=source)
 
     index = QualifiedName(definition.name.schema or source.name.schema, definition.name.name)
     waiter = None if command is None else Waiter(command, str(index))
@@ -168,7 +169,7 @@ def check_columns(connection: Connection, source: Source, definition: IndexDefin
     Entries would be made of the wrong columns if two names were exchanged, and cut to the old length if a type was
     widened.
     """
-    names = {*definition.key, *definition.include, *source.primary_key}
+    names = {*definition.columns, *source.primary_key}
     now = catalog.read_source_by_oid(connection, source.oid)
     if now.primary_key != source.primary_key or any(now.columns.get(n) != source.columns.get(n) for n in names):
         raise SourceChanged(f"table {source.name} was altered meanwhile; nothing was changed. Start again")

@@ -133,7 +133,7 @@ def adopt(connection: Connection) -> None:
 
 INDEXES = """
 SELECT i.id, i.schema_name, i.name, i.key_columns, i.included_columns, i.is_unique, i.nulls_not_distinct, i.shard_table,
-       s.oid::regclass::text AS source
+       i.expressions, i.condition, s.oid::regclass::text AS source
   FROM roir.index i LEFT JOIN pg_class s ON s.oid = i.source_oid::oid WHERE i.dropped_at IS NULL ORDER BY 2, 3
 """
 UNFINISHED = "SELECT * FROM roir.operation WHERE index_id = %(index)s AND status = ANY (%(live)s)"

@@ -34,7 +34,7 @@ from airflow_roir.engine.scan import choosing, sharing
 from airflow_roir.engine.scan.findings import DryRun
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import in_one_history
-from airflow_roir.engine.source import catalog, checks
+from airflow_roir.engine.source import catalog, checks, expressions
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput, SourceChanged
 from airflow_roir.operation import BLOCK_FORMAT_VERSION, BUILDS, FORMAT_VERSION, Kind, Phase
@@ -46,9 +46,9 @@ SELECT o.id, i.schema_name, i.name FROM roir.operation o JOIN roir.index i ON i.
 """
 INSERT_INDEX = """
 INSERT INTO roir.index (schema_name, name, source_oid, key_columns, included_columns, is_unique, nulls_not_distinct,
-                        shard_table, shard_column)
+                        expressions, condition, shard_table, shard_column)
 VALUES (%(schema)s, %(name)s, %(source)s, %(key)s, %(include)s, %(is_unique)s, %(nulls_not_distinct)s,
-        %(shard_table)s, %(shard_column)s)
+        %(expressions)s, %(condition)s, %(shard_table)s, %(shard_column)s)
 RETURNING id
 """
 INSERT_GENERATION = """
@@ -204,6 +204,8 @@ def _prepare(
 ) -> BegunOperation:
     source, plan, name = dry.source, dry.plan, dry.index
     index_id = _index_row(connection, dry)
+    if dry.expressions:
+        dry = replace(dry, entry=dry.entry.calling(expressions.create_of_index(connection, index_id, dry.expressions)))
     values = {"index": index_id, "mode": CAPTURE, "entry": to_json(dry.entry.as_json())}
     values["scan"] = dry.choice.scan.value
     generation_id = int(execute(connection, INSERT_GENERATION, values).scalar_one())
@@ -341,6 +343,7 @@ def _index_row(connection: Connection, dry: DryRun) -> int:
         "include": to_json(list(definition.include)),
         "is_unique": definition.unique,
         "nulls_not_distinct": definition.nulls_not_distinct,
+        **expressions.kept(dry.expressions),
         "shard_table": None if survey is None else str(survey.table),
         "shard_column": None if survey is None else survey.shard_column,
     }

@@ -15,6 +15,9 @@ COMMENT ON COLUMN roir.index.name IS 'the name of that view';
 COMMENT ON COLUMN roir.index.source_oid IS
     'the source table; of an index over shards its shape table, an empty table with the same columns';
 COMMENT ON COLUMN roir.index.key_columns IS 'names, in order';
+COMMENT ON COLUMN roir.index.expressions IS
+    'pairs of the name of a key or included column, and the SQL of its expression, as of the function i<id>_<number>';
+COMMENT ON COLUMN roir.index.condition IS 'of a partial index: only rows that satisfy it have entries; else empty';
 COMMENT ON COLUMN roir.index.included_columns IS 'names, in order';
 COMMENT ON COLUMN roir.index.is_unique IS 'no two rows may have the same key';
 COMMENT ON COLUMN roir.index.nulls_not_distinct IS 'two NULLs of a unique key are the same';

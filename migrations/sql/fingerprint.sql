@@ -55,7 +55,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
        AND (r.oid IS NULL
             OR NOT has_table_privilege((SELECT c.relowner FROM pg_class c WHERE c.oid = r.ev_class),
                                        i.source_oid::oid, 'SELECT')
-            OR position('WHERE' IN pg_get_viewdef(r.ev_class)) > 0
+            OR (position('WHERE' IN pg_get_viewdef(r.ev_class)) > 0) <> (g.entry ->> 'condition' IS NOT NULL)
             OR (SELECT array_agg(DISTINCT d.refobjid::bigint) FROM pg_depend d
                  WHERE d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
                    AND d.refobjid <> r.ev_class) IS DISTINCT FROM ARRAY[i.source_oid]

@@ -28,6 +28,8 @@ CREATE TABLE roir.index (
     shard_column text,
     announced_by text CONSTRAINT index_announced_by CHECK (announced_by IN ('server', 'client')),
     rows_view jsonb,
+    expressions jsonb NOT NULL DEFAULT '[]',
+    condition text NOT NULL DEFAULT '',
     CONSTRAINT index_nulls_of_unique CHECK (is_unique OR NOT nulls_not_distinct),
     CONSTRAINT index_apart CHECK ((shard_table IS NULL) = (shard_column IS NULL)),
     CONSTRAINT index_announced_apart CHECK (announced_by IS NULL OR shard_table IS NOT NULL)

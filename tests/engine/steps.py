@@ -73,7 +73,7 @@ def begin(
     **options: Any,
 ) -> tuple[BegunOperation, Run]:
     """Prepares an operation and starts a run of it. options: also whether the index is unique."""
-    uniqueness = {name: options.pop(name) for name in ("unique", "nulls_not_distinct") if name in options}
+    uniqueness = {name: options.pop(name) for name in ("unique", "nulls_not_distinct", "where") if name in options}
     definition = IndexDefinition.parse(index, table, keys, include, **uniqueness)
     prepared = prepare.prepare(database, definition, BuildOptions(**options), "test")
     return prepared, start_run(database, prepared.index, "test", take_over=True)

@@ -66,6 +66,7 @@ def _look(source: Source, target: Target, record: str, own: bool) -> list[str]:
     # would lock all leaves, and wait for sessions that hold another one.
     given = [entry.columns[i].parameter(i + 1) for i in entry.identity_positions]
     where = entry.same_columns([column.of("s") for column in entry.columns], given)
+    where += [] if entry.condition is None else [entry.satisfied("s")]
     which = "AND roir.is_mine(s.xmin) LIMIT 1" if own else "LIMIT 1 FOR SHARE"
     columns = ", ".join(f"{column.of('s')} AS c{i + 1}" for i, column in enumerate(entry.columns))
     question = (

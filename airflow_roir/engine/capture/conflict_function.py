@@ -88,7 +88,9 @@ def conflict_body(source: Source, generations: Sequence[Target], generated: Coll
 
 def _can_claim(target: Target, generated: Collection[str]) -> bool:
     entry = target.entry
-    known = all(entry.columns[i].source not in generated for i in entry.identity_positions)
+    known = entry.condition is None and not any(
+        entry.columns[i].call or entry.columns[i].source in generated for i in entry.identity_positions
+    )
     return entry.enforced and target.mode != CAPTURE and known
 
 

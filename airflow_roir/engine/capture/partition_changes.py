@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import argument, quote
+from airflow_roir.definition import argument
 from airflow_roir.engine.capture import installation
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT
 from airflow_roir.engine.database import execute
@@ -110,9 +110,7 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
     name = execute(connection, "SELECT %(leaf)s::oid::regclass::text", {"leaf": leaf}).scalar_one()
     # The lock keeps the leaf's owner as it is from here on.
     lock_table(connection, name, leaf, "ACCESS SHARE", only=True)
-    projected = ", ".join(
-        f"{quote(column.source)}{column.to_base_type} AS c{i + 1}" for i, column in enumerate(entry.columns)
-    )
+    projected = ", ".join(f"{column.of(None)} AS c{i + 1}" for i, column in enumerate(entry.columns))
     row, kept = (f"ROW({', '.join(entry.physical(prefix=side))})::record" for side in ("s.", "e."))
     nullable = entry.nullable_positions
     any_null = " OR ".join(is_null(f"s.c{i + 1}") for i in nullable) or "false"
@@ -125,7 +123,7 @@ def brings_rows(connection: Connection, source: Source, generation_id: int, entr
         )
         for nulls in (dict.fromkeys(nullable, False), None)
     )
-    rows = f"(SELECT {projected} FROM {name}) s"
+    rows = f"(SELECT {projected} FROM {name} WHERE {entry.satisfied(None)}) s"
     brings = owner.rows(
         connection,
         source,

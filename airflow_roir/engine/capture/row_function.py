@@ -23,7 +23,7 @@ from airflow_roir.engine.capture.plpgsql import called_function, function, inden
 from airflow_roir.engine.capture.target import CAPTURE, DIRECT, Target
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.generation.entry import Entry, EntryColumn
-from airflow_roir.engine.source.source import Source
+from airflow_roir.engine.source.source import Computed, Source
 from airflow_roir.entry_state import EntryState
 
 # This transaction has written again to the event's new version of the row since (or has only locked it).
@@ -60,8 +60,9 @@ def row_function(source_oid: int) -> str:
 
 
 def row_columns(generations: Sequence[Target]) -> list[tuple[str, str, str | None]]:
-    """The columns of `row_type_name`: their names, types and collations."""
-    return [(column.source, column.type, column.collation) for column in _columns_of(generations)]
+    """The columns of `row_type_name`: their names, types and collations. Conditions follow, each a boolean."""
+    conditions = [(condition.call, "boolean", None) for condition in _conditions_of(generations)]
+    return [(column.held, column.type, column.collation) for column in _columns_of(generations)] + conditions
 
 
 def render(source: Source, generations: list[Target], kept: bool = False) -> list[str]:
@@ -99,19 +100,35 @@ def _columns_of(generations: Sequence[Target]) -> list[EntryColumn]:
     found: dict[str, EntryColumn] = {}
     for target in generations:
         for column in target.entry.columns:
-            found.setdefault(column.source, column)
+            found.setdefault(column.held, column)
     return list(found.values())
+
+
+def _conditions_of(generations: Sequence[Target]) -> list[Computed]:
+    return list(dict.fromkeys(target.entry.condition for target in generations if target.entry.condition))
+
+
+def _row_of(record: str, source: Source, generations: Sequence[Target]) -> str:
+    """SQL for what entries have of a record. Each expression is evaluated once; not for a record that isn't there."""
+    absent = {"OLD": "INSERT", "NEW": "DELETE"}[record]
+    values = []
+    for column in _columns_of(generations):
+        if column.computed is None:
+            values.append(f"{record}.{quote(column.source)}")
+        else:
+            values.append(f"CASE WHEN TG_OP <> '{absent}' THEN {column.computed.of(record)} END")
+    values += [
+        f"CASE WHEN TG_OP <> '{absent}' THEN coalesce({condition.of(record)}, false) ELSE false END"
+        for condition in _conditions_of(generations)
+    ]
+    return f"ROW({', '.join(values)})::{row_type_name(source.oid)}"
 
 
 def trigger_body(source: Source, generations: list[Target]) -> str:
     """The body of the trigger's function, without the dollar quotes."""
     if not generations:
         return "BEGIN\n  -- No generation is maintained at present.\n  RETURN NULL;\nEND"
-    row = row_type_name(source.oid)
-    old, new = (
-        f"ROW({', '.join(f'{record}.{quote(column.source)}' for column in _columns_of(generations))})::{row}"
-        for record in ("OLD", "NEW")
-    )
+    old, new = (_row_of(record, source, generations) for record in ("OLD", "NEW"))
     return "\n".join(
         [
             "DECLARE",
@@ -175,8 +192,26 @@ def _statements(source: Source, generations: list[Target]) -> list[str]:
         lines += ["", *refuse_leaf_of_others()]
     for target in generations:
         lines += ["", f"-- generation {target.generation_id}, {target.mode} mode"]
-        lines += _capture_mode(source, target) if target.mode == CAPTURE else _maintain_mode(source, target)
+        maintained = _capture_mode(source, target) if target.mode == CAPTURE else _maintain_mode(source, target)
+        lines += maintained if target.entry.condition is None else _where_satisfied(target.entry.condition, maintained)
     return lines
+
+
+def _where_satisfied(condition: Computed, statements: list[str]) -> list[str]:
+    """The statements, for the event as a partial index sees it: an update into the condition is an insert, out of it a
+    delete. A record that doesn't satisfy it has no entry, so its events say nothing about one.
+    """
+    old, new = (f"{record}.{quote(condition.call)}" for record in ("OLD", "NEW"))
+    return [
+        f"IF {old} OR {new} THEN",
+        "  DECLARE",
+        f"    tg_op text := CASE WHEN NOT {old} THEN 'INSERT' WHEN NOT {new} THEN 'DELETE' ELSE TG_OP END;",
+        f"    careful boolean := careful OR NOT {new};",
+        "  BEGIN",
+        *indent(statements, 2),
+        "  END;",
+        "END IF;",
+    ]
 
 
 def refuse_leaf_of_others() -> list[str]:
@@ -213,7 +248,7 @@ def _capture_mode(source: Source, target: Target) -> list[str]:
         ]
         return careful_path.as_it_stands(source, target, record, belongs, gone)
 
-    everything = [column.source for column in entry.columns]
+    everything = [column.held for column in entry.columns]
     identity = everything[: entry.identity]
     # If rows may share a key for a while, the snapshot must see them all.
     refused = refuse_old_snapshots(target) if source.pk_deferrable else []
@@ -275,7 +310,7 @@ def _maintain_mode(source: Source, target: Target) -> list[str]:
         gone = ["-- No row has it: the entry goes.", *segment_writes.take_out(target, record)]
         return [*forget(record), *careful_path.as_it_stands(source, target, record, put("here"), gone)]
 
-    everything = [column.source for column in entry.columns]
+    everything = [column.held for column in entry.columns]
     identity = everything[: entry.identity]
     # The snapshot must see the row that names this mode, or it is too old: a removal could find the entry in the delta
     # and miss the base's younger copy, a write could miss a younger antimatter, a lookup the row itself.

@@ -138,15 +138,15 @@ def look(source: Source, target: Target, condition: Callable[[list[str]], str], 
     """
     entry = target.entry
 
-    def asked(relation: str, of: list[str]) -> str:
-        return f"SELECT true FROM {relation} s WHERE {condition(of)} FOR SHARE"
+    def asked(relation: str, of: list[str], satisfied: str = "") -> str:
+        return f"SELECT true FROM {relation} s WHERE {condition(of)}{satisfied} FOR SHARE"
 
     by_view = literal(asked(physical.source_view(target.generation_id), entry.physical(prefix="s.")))
     looks = [f"EXECUTE {by_view} INTO held USING {bound};"]
     if source.partitioned:
         return looks
     # As on the careful path: the table may be restored from a dump, without our view.
-    head, tail = asked("\0", [column.of("s") for column in entry.columns]).split("\0")
+    head, tail = asked("\0", [column.of("s") for column in entry.columns], entry.and_satisfied("s")).split("\0")
     return [
         f"IF TG_RELID = {source.oid} THEN",
         *indent(looks),

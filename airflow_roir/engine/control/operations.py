@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import QualifiedName, argument, parse_name, quote
+from airflow_roir.definition import QualifiedName, argument, key_list, parse_name, quote
 from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
@@ -67,6 +67,7 @@ SELECT o.* FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
 ABORTED_BUILD = """
 SELECT * FROM (
   SELECT o.*, i.schema_name, i.name, i.key_columns, i.included_columns, i.is_unique, i.nulls_not_distinct,
+         i.expressions, i.condition,
          (SELECT c.oid::regclass::text FROM pg_class c WHERE c.oid = i.source_oid::oid) AS source
     FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
    WHERE i.name = %(name)s AND i.schema_name = coalesce(%(schema)s, i.schema_name)
@@ -118,15 +119,13 @@ def build_again(index: Row[Any]) -> str:
     """How to build an index that is gone: the command with its definition. index: with `source`, or None."""
     if index.source is None:
         return "its table was dropped, too"
-    options = ["--table", index.source, "--keys", _listed(index.key_columns)]
+    expressions = dict(index.expressions)
+    options = ["--table", index.source, "--keys", key_list(index.key_columns, expressions, ",")]
     if index.included_columns:
-        options += ["--include", _listed(index.included_columns)]
+        options += ["--include", key_list(index.included_columns, expressions, ",")]
+    options += ["--where", index.condition] if index.condition else []
     options += ["--unique"] * index.is_unique + ["--nulls-not-distinct"] * index.nulls_not_distinct
     return f"build it again: roir build {argument(str(index_name(index)))} {shlex.join(options)}"
-
-
-def _listed(columns: Sequence[str]) -> str:
-    return ",".join(str(QualifiedName(None, name)) for name in columns)
 
 
 def index_if_there(connection: Connection, name: QualifiedName) -> Row[Any] | None:

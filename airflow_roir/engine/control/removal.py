@@ -14,7 +14,7 @@ from airflow_roir.engine.generation.feeds import ends
 from airflow_roir.engine.locks.lock_waits import Waiter
 from airflow_roir.engine.locks.locks import Drain
 from airflow_roir.engine.locks.table_lock import telling_of_names
-from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source import catalog, expressions
 from airflow_roir.engine.source.source import Source
 
 WITH_TABLES = "SELECT id FROM roir.generation WHERE index_id = %(index)s AND status <> 'dropped' ORDER BY id"
@@ -99,6 +99,7 @@ def retire_for_good(connection: Connection, generation_ids: list[int]) -> None:
 def forget_index(connection: Connection, index_id: int) -> None:
     """Marks an index as dropped, so that its name is free, and revokes roir's grants from owners without an index."""
     execute(connection, FORGET, {"index": index_id})
+    expressions.drop_of_index(connection, index_id)
     execute(connection, "SELECT roir.take_from_former_owners(0::oid)")
 
 

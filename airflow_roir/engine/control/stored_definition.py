@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from airflow_roir.definition import IndexDefinition, QualifiedName, argument, parse_name, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, argument, key_list, parse_name, quote
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import execute
-from airflow_roir.engine.source import catalog
+from airflow_roir.engine.source import catalog, expressions
 from airflow_roir.errors import InvalidInput
 
 # The shards of the newest generation of an index over shards, which a rebuild keeps.
@@ -51,6 +51,8 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
         existing.nulls_not_distinct,
         given.shards or shards,
         existing.shard_column if given.shards or shards else None,
+        tuple((name, text) for name, text in existing.expressions),
+        existing.condition,
     )
     if given.unique and (given.unique, given.nulls_not_distinct) != (stored.unique, stored.nulls_not_distinct):
         raise InvalidInput(
@@ -63,14 +65,32 @@ def stored_definition(connection: Connection, existing: Row[Any], given: IndexDe
             same = same and given.shard_column in (None, stored.shard_column)
         else:
             same = catalog.found(connection, given.source)[0] == existing.source_oid
-        if not same or (given.key, given.include) != (stored.key, stored.include):
-            keys, included = (", ".join(map(quote, c)) or "none" for c in (stored.key, stored.include))
+        if not same or not _is_alike(connection, given, stored):
+            texts = dict(stored.expressions)
+            keys, included = (key_list(c, texts) or "none" for c in (stored.key, stored.include))
+            where = f", where {stored.where}" if stored.where else ""
             raise InvalidInput(
-                f"index {name} exists with another definition: on {source_name}, key {keys}, included {included}. "
-                "A rebuild keeps its definition: leave out table and columns. For another definition, drop the "
-                "index first"
+                f"index {name} exists with another definition: on {source_name}, key {keys}, included {included}"
+                f"{where}. A rebuild keeps its definition: leave out table and columns. For another definition, drop "
+                "the index first"
             )
     return stored
+
+
+def _is_alike(connection: Connection, given: IndexDefinition, stored: IndexDefinition) -> bool:
+    """True if two definitions have the same columns, expressions and condition, however these are written."""
+    if (given.key, given.include) != (stored.key, stored.include):
+        return False
+    if (given.expressions, given.where) == (stored.expressions, stored.where):
+        return True
+    if [name for name, _ in given.expressions] != [name for name, _ in stored.expressions]:
+        return False
+    assert given.source is not None
+    source = catalog.read_source(connection, given.source)
+    judged = {one.suffix: one.text for one in expressions.judge(connection, source, given)}
+    texts = [judged[str(number)] for number, _ in enumerate(given.expressions, start=1)]
+    where = judged.get(expressions.CONDITION, "")
+    return (texts, where) == ([text for _, text in stored.expressions], stored.where)
 
 
 def check_shards(connection: Connection, row: operations.OperationRow, index: str, definition: IndexDefinition) -> None:

@@ -116,7 +116,8 @@ def _measured(connection: Connection, dry: DryRun, columns: Sequence[str], wante
     execute(connection, ALLOW_VIEWS)
     # To read the table may run code of its owner, which could write.
     execute(connection, "SET LOCAL transaction_read_only = on")
-    key = source.columns[entry.columns[0].source]
+    # As the view has it: an expression is a column there.
+    key = replace(source.columns[entry.columns[0].source], computed=None)
     least, most = execute(connection, COMPARISONS, {"index": physical.base_key(number)}).scalars()
     ours = f"v.{quote(key.name)}"
     condition = f"{ours} {least} %(low)s::{key.comparand} AND {ours} {most} %(high)s::{key.comparand}"

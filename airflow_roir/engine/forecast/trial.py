@@ -160,7 +160,11 @@ def _copy(
     """Copies rows from some blocks."""
     names = names_of(connection, [file.relation for file in files])
     read = ", ".join(column.of("s") for column in entry.columns)
-    parts = [f"(SELECT {read} FROM ONLY {names[relation]} s {where})" for relation, where in _stretches(files, blocks)]
+    satisfied = f"WHERE {entry.satisfied('s')}" if entry.condition else ""
+    parts = [
+        f"(SELECT {read} FROM (SELECT * FROM ONLY {names[relation]} s {where}) s {satisfied})"
+        for relation, where in _stretches(files, blocks)
+    ]
     if not parts:
         return Copied(0, 0.0, 0)
     query = f"SELECT * FROM ({' UNION ALL '.join(parts)}) s LIMIT {MOST_ROWS}"

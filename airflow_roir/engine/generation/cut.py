@@ -191,13 +191,15 @@ def cut_segments(
     for length in range(1, most + 1):
         names = identity[:length]
         # Qualified: otherwise ORDER BY would sort the texts, which have the columns' names.
-        columns = ", ".join(f"s.{quote(name)}" for name in names)
+        values_of = [source.columns[name].of("s") for name in names]
+        columns = ", ".join(values_of)
+        where = "" if source.condition is None else f"WHERE {source.condition.of('s')}"
         texts = ", ".join(source.columns[name].text("s") for name in names)
         rows = owner.rows(
             connection,
             source,
-            f"SELECT {texts}, count(*), {' AND '.join(f's.{quote(n)} IS DISTINCT FROM NULL' for n in names)} "
-            f"FROM {source.sql} s {sample} GROUP BY {columns} ORDER BY {columns}",
+            f"SELECT {texts}, count(*), {' AND '.join(f'{value} IS DISTINCT FROM NULL' for value in values_of)} "
+            f"FROM {source.sql} s {sample} {where} GROUP BY {columns} ORDER BY {columns}",
             ", ".join([*(f"k{i} text" for i in range(length)), "rows bigint", "complete boolean"]),
         ).all()
         counted = [(tuple(row)[:length], int(row[length]), bool(row[length + 1])) for row in rows]

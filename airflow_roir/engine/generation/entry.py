@@ -14,10 +14,12 @@ from sqlalchemy import Connection
 from airflow_roir.definition import IndexDefinition, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.source.catalog import identity_columns
-from airflow_roir.engine.source.source import Source
+from airflow_roir.engine.source.source import Computed, Source, in_collation
 
 # Room for covered columns in a B-tree tuple of about 2,700 bytes; the rest is for the key.
 COVERED_BYTES = 1024
+# The records of the capture's function.
+CAPTURED = ("OLD", "NEW")
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class EntryColumn:
     """One column of an entry. equals: the operator of its own B-tree operator class, '' if it is only included.
 
     collation_version: that of the library by which the entries were sorted; None if it has none. attnum: the column's
-    number in the source, which a rename doesn't change.
+    number in the source, which a rename doesn't change. call, arguments: of an expression, as in `Computed`; '' for a
+    column of the source. An expression's `source` is its name in the index's view.
     """
 
     source: str
@@ -39,6 +42,23 @@ class EntryColumn:
     domain: bool = True
     collation_version: str | None = None
     attnum: int = 0
+    call: str = ""
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> str:
+        """The name of this column in the rows that the capture gets: no other index's expression has it."""
+        return self.call or self.source
+
+    @property
+    def computed(self) -> Computed | None:
+        """The expression; None for a column of the source."""
+        return Computed(self.call, self.arguments) if self.call else None
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns of the source that the value comes from."""
+        return self.arguments if self.call else (self.source,)
 
     @property
     def to_base_type(self) -> str:
@@ -57,9 +77,12 @@ class EntryColumn:
             return f"${number} COLLATE {self.collation}"
         return f"${number}"
 
-    def of(self, record: str) -> str:
-        """SQL for this column of a source's row, as its base type."""
-        return f"{record}.{quote(self.source)}{self.to_base_type}"
+    def of(self, record: str | None) -> str:
+        """SQL for this column as its base type. record: the alias of the source, or OLD or NEW in the capture."""
+        if self.call and record not in CAPTURED:
+            return in_collation(Computed(self.call, self.arguments).of(record), self.collation)
+        prefix = "" if record is None else f"{record}."
+        return f"{prefix}{quote(self.held)}{self.to_base_type}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +98,7 @@ class Entry:
     identity: int
     partition: int
     unique: str = ""
+    condition: Computed | None = None
 
     @classmethod
     def of(cls, source: Source, definition: IndexDefinition, covering: str, partition: int) -> Entry:
@@ -101,21 +125,28 @@ class Entry:
                     domain=column.domain,
                     collation_version=column.collation_version,
                     attnum=column.attnum,
+                    call=column.computed.call if column.computed else "",
+                    arguments=column.computed.arguments if column.computed else (),
                 )
             )
         unique = "not distinct" if definition.nulls_not_distinct else "distinct"
         unique = unique if definition.unique_here else ""
-        return cls(tuple(columns), len(definition.key), len(identity), partition, unique)
+        return cls(tuple(columns), len(definition.key), len(identity), partition, unique, source.condition)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Entry:
         """Read the result of `as_json`."""
+        condition = value.get("condition")
         return cls(
-            tuple(EntryColumn(**column) for column in value["columns"]),
+            tuple(
+                EntryColumn(**{**column, "arguments": tuple(column.get("arguments", ()))})
+                for column in value["columns"]
+            ),
             value["key"],
             value["identity"],
             value["partition"],
             value.get("unique", ""),
+            Computed(condition["call"], tuple(condition["arguments"])) if condition else None,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -146,6 +177,12 @@ class Entry:
         )
         return replace(self, columns=tuple(columns))
 
+    def calling(self, calls: Mapping[str, Computed]) -> Entry:
+        """The entry with other functions for its expressions. calls: the functions by those that it has now."""
+        columns = (replace(c, call=calls[c.call].call) if c.call else c for c in self.columns)
+        condition = self.condition and calls[self.condition.call]
+        return replace(self, columns=tuple(columns), condition=condition)
+
     @property
     def identity_positions(self) -> range:
         """Positions of `(key, pk)`."""
@@ -158,7 +195,21 @@ class Entry:
 
     def fingerprinted(self, source: Source) -> list[str]:
         """The source's columns that a fingerprint covers."""
-        return [column.source for column in self.columns] + list(source.primary_key)
+        return list(dict.fromkeys((*self.read, *source.primary_key)))
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The columns of the source that entries come from, each once."""
+        of_condition = self.condition.arguments if self.condition else ()
+        return tuple(dict.fromkeys((*(name for column in self.columns for name in column.read), *of_condition)))
+
+    def satisfied(self, row: str | None) -> str:
+        """SQL, true if a row of the source has an entry: `true`, unless the index is partial. row: its alias."""
+        return "true" if self.condition is None else f"{self.condition.of(row)}"
+
+    def and_satisfied(self, row: str | None) -> str:
+        """As `satisfied`, to follow other conditions: '' if all rows have an entry."""
+        return "" if self.condition is None else f" AND {self.condition.of(row)}"
 
     def resorted(self, source: Source) -> list[str]:
         """Columns of `(key, pk)` whose collation's library has another version than when the entries were sorted."""
@@ -171,8 +222,8 @@ class Entry:
         ]
 
     def source_columns(self, alias: str) -> list[str]:
-        """The source's columns in entry order, as `alias."name"`."""
-        return [f"{alias}.{quote(column.source)}" for column in self.columns]
+        """The columns of a row that the capture has got, in entry order, as `alias."name"`."""
+        return [f"{alias}.{quote(column.held)}" for column in self.columns]
 
     @property
     def nullable_positions(self) -> list[int]:
@@ -211,7 +262,8 @@ class Entry:
 
     def has_row(self, row: str, prefix: str) -> str:
         """As `same`, for a row of the source and an entry. row: the source's alias; prefix: `alias.` of the entry."""
-        return self.same([column.of(row) for column in self.columns], self.physical(prefix=prefix))
+        same = self.same([column.of(row) for column in self.columns], self.physical(prefix=prefix))
+        return same + self.and_satisfied(row)
 
     def on_conflict(self, state: bool = False, by_key: bool = False) -> str:
         """SQL for an upsert's clause. It writes every column, also those of the key: equal values may differ.

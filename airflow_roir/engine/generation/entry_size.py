@@ -113,8 +113,10 @@ def measure(connection: Connection, index: QualifiedName, source: Source, entry:
         return EntrySize(limit, bound, None)
     # An upper bound: values that aren't compressed yet may become smaller in the index.
     size = f"{HEADER_BYTES} + " + " + ".join(
-        f"coalesce(pg_column_size(s.{quote(entry.columns[i].source)}) + {ALIGNMENT_BYTES}, 0)" for i in positions
+        f"coalesce(pg_column_size({entry.columns[i].of('s')}) + {ALIGNMENT_BYTES}, 0)" for i in positions
     )
+    if entry.condition is not None:
+        size = f"CASE WHEN {entry.satisfied('s')} THEN {size} ELSE 0 END"
     biggest = 0
     for leaf, found, tids in _sampled(connection, source, size, limit):
         biggest = max(biggest, min(found, limit))

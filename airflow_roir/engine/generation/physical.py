@@ -210,7 +210,8 @@ def create_source_view(connection: Connection, generation_id: int, source: Sourc
         connection,
         f"CREATE VIEW {source_view(generation_id)} AS SELECT {', '.join([*columns, 's.xmin AS written'])} "
         # Rows of inheritance children don't belong to the table.
-        f"FROM {'' if source.partitioned else 'ONLY '}{source.sql} s",
+        f"FROM {'' if source.partitioned else 'ONLY '}{source.sql} s"
+        + ("" if entry.condition is None else f" WHERE {entry.satisfied('s')}"),
     )
     rights.take_back(connection, [source_view(generation_id)])
 

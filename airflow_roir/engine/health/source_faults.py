@@ -20,18 +20,19 @@ def of_columns(connection: Connection, index: str, source: Source, generation_id
     remedy = f"Drop the index and build it again: roir drop {argument(index)}"
     found = []
     for number, column in enumerate(entry.columns, start=1):
+        gone = next((name for name in column.read if name not in source.columns), None)
         now, then = source.columns.get(column.source), stored.get(f"c{number}")
-        if now is None:
-            found.append(
-                f"index {index}: {source.sql} has no column {quote(column.source)} any more, so writes to it fail. "
-                "If it was renamed, rename it back. If it was dropped, drop the index, too: "
-                f"roir drop {argument(index)}"
-            )
-        elif then is not None and (now.type, now.collation) != (then.type, then.collation):
+        if gone is not None:
+            found.append(_gone(index, source, gone))
+        elif column.call:
+            continue
+        elif now is not None and then is not None and (now.type, now.collation) != (then.type, then.collation):
             found.append(
                 f"index {index}: column {quote(column.source)} of {source.sql} is {_type(now)} now and {_type(then)} "
                 f"in its entries, which may therefore be wrong. {remedy}"
             )
+    of_condition = entry.condition.arguments if entry.condition else ()
+    found += [_gone(index, source, name) for name in of_condition if name not in source.columns]
     key = [column.source for column in entry.columns[: entry.key]]
     identity = [column.source for column in entry.columns[: entry.identity]]
     if [*key, *(name for name in source.primary_key if name not in key)] != identity:
@@ -40,6 +41,13 @@ def of_columns(connection: Connection, index: str, source: Source, generation_id
             f"rows any more. {remedy}"
         )
     return found
+
+
+def _gone(index: str, source: Source, column: str) -> str:
+    return (
+        f"index {index}: {source.sql} has no column {quote(column)} any more, so writes to it fail. If it was renamed, "
+        f"rename it back. If it was dropped, drop the index, too: roir drop {argument(index)}"
+    )
 
 
 def _type(column: Column) -> str:

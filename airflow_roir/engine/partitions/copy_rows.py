@@ -121,7 +121,7 @@ def _batch(
             execute(connection, COPIED, {"id": joining_id})
             return None
         values: dict[str, Any] = {}
-        where = todo.condition(source.primary_key, source.comparands, last, values)
+        where = todo.condition(source.primary_key, source.comparands, last, values) + entry.and_satisfied("s")
         columns, rest, bindings = (
             ", ".join(column.of("s") for column in entry.columns),
             f"{name} s WHERE {where} FOR SHARE",

@@ -101,7 +101,7 @@ REMOVE = "DELETE FROM {place} x WHERE x.ctid = ANY (ARRAY[{spots}]::tid[])"
 
 # The statements of `record`, over the new partition's rows, `n`. {identity}: all columns of (key, primary key).
 NULLS_OF_ROWS = """
-WITH n ({identity}) AS MATERIALIZED (SELECT {projected} FROM {name} s)
+WITH n ({identity}) AS MATERIALIZED (SELECT {projected} FROM {name} s WHERE {satisfied})
 SELECT DISTINCT {nulls} FROM n
 """
 # {held}: for each store the entries that have a key of `m` and a row; {same_key}: of `x` and `m`.
@@ -111,7 +111,7 @@ SELECT {x_identity}, false FROM m JOIN (SELECT {identity} FROM {delta} x WHERE x
  WHERE ({has_row})
 """
 SHARING = """
-WITH n ({identity}) AS MATERIALIZED (SELECT {projected} FROM {name} s),
+WITH n ({identity}) AS MATERIALIZED (SELECT {projected} FROM {name} s WHERE {satisfied}),
      m AS MATERIALIZED (SELECT * FROM n WHERE {nulls} = '{pattern}'),
      live AS (
        SELECT {identity}, bool_or(own) AS own
@@ -246,6 +246,7 @@ def record(
         "l_key": ", ".join(entry.physical(entry.key_positions, prefix="l.")),
         "projected": ", ".join(entry.columns[i].of("s") for i in entry.identity_positions),
         "name": name,
+        "satisfied": entry.satisfied("s"),
         "nulls": _pattern(entry),
         "base": physical.base(generation_id),
         "delta": physical.delta(generation_id),

@@ -19,7 +19,7 @@ from airflow_roir.engine.control.job import Job, SourceCheck, load_job
 from airflow_roir.engine.control.run import Run
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
-from airflow_roir.engine.scan.reader import Stretch, selected
+from airflow_roir.engine.scan.reader import Stretch, has_entry, selected
 from airflow_roir.engine.scan.sharing import HELD, SAME_PLACE, TOGETHER
 from airflow_roir.engine.source import owner
 from airflow_roir.errors import InvariantViolated, RoirError
@@ -136,18 +136,21 @@ class Carrier:
         One statement reads the source once, with all columns, in one snapshot.
         """
         jobs = [self.job, *(one.job for one in self.companions)]
-        names = {column: f"r{n}" for n, column in enumerate(dict.fromkeys(c for job in jobs for c in selected(job)))}
+        read = dict.fromkeys(c for job in jobs for c in (*selected(job), *([has_entry(job)] * _is_partial(job))))
+        names = {column: f"r{n}" for n, column in enumerate(read)}
         columns = ", ".join(f"{column} AS {name}" for column, name in names.items())
         rows = f"SELECT {columns} FROM ONLY {relation} WHERE {stretch.where}"
         values: dict[str, Any] = stretch.values
         if not owner.is_trusted(self.connection, self.job.source, [relation]):
             types = {names[c]: t for job in jobs for c, t in self._types(job)}
+            types |= {names[has_entry(job)]: "boolean" for job in jobs if _is_partial(job)}
             listed = ", ".join(f"{name} {types[name]}" for name in names.values())
             item, values = owner.relation(self.connection, self.job.source, rows, listed, values, [relation])
             rows = f"SELECT * FROM {item}"
         puts = [
             f"INSERT INTO {physical.base(job.generation_id)} ({', '.join(job.entry.physical())}) "
             f"SELECT {', '.join(names[column] for column in selected(job))} FROM rows"
+            + (f" WHERE {names[has_entry(job)]}" if _is_partial(job) else "")
             for job in jobs
         ]
         others = "".join(f", c{n} AS ({put})" for n, put in enumerate(puts[1:]))
@@ -191,3 +194,7 @@ class Carrier:
 
     def _leave_alone(self, operation_id: int) -> None:
         self._alone_until[operation_id] = time.monotonic() + LEFT_ALONE_S
+
+
+def _is_partial(job: Job) -> bool:
+    return has_entry(job) != "true"

@@ -18,7 +18,7 @@ from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.locks.table_lock import lock_table
 from airflow_roir.engine.scan.carrying import Carrier
-from airflow_roir.engine.scan.reader import Stretch, reader_of, selected
+from airflow_roir.engine.scan.reader import Stretch, has_entry, reader_of, selected
 from airflow_roir.engine.source import owner
 from airflow_roir.errors import Fenced, LockNotAcquired
 from airflow_roir.scan_range import ScanRange
@@ -132,7 +132,7 @@ class SourceCopier:
             execute(self.connection, stretch.settings)
         if self.carrier.companions:
             return self.carrier.insert(relation, stretch)
-        rows = f"SELECT {', '.join(self._columns)} FROM ONLY {relation} WHERE {stretch.where}"
+        rows = f"SELECT {', '.join(self._columns)} FROM ONLY {relation} WHERE {stretch.where} AND {has_entry(job)}"
         values: dict[str, Any] = stretch.values
         # If an index is rebuilt from itself, the relation is roir's own.
         if job.scan is not Scan.INDEX and not owner.is_trusted(self.connection, job.source, [relation]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from airflow_roir.engine.generation.cut import Plan
 from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.generation.entry_size import EntrySize
 from airflow_roir.engine.scan.choosing import Choice
+from airflow_roir.engine.source.expressions import Expression
 from airflow_roir.engine.source.source import Source
 
 
@@ -35,7 +36,8 @@ class DryRun:
     """Everything that prepare would do; the dry run has changed nothing.
 
     index_id: that of the index to rebuild. survey: the findings in the shards, for an index over shards; if that index
-    is new, the table that stands for its source doesn't exist yet.
+    is new, the table that stands for its source doesn't exist yet. expressions: of a new index; the entry calls their
+    functions by the names that these have in a plan.
     """
 
     index: QualifiedName
@@ -48,6 +50,7 @@ class DryRun:
     entry_size: EntrySize
     index_id: int | None
     survey: Survey | None = None
+    expressions: Sequence[Expression] = ()
 
 
 # Looks at the findings while the table is locked, as its owner.

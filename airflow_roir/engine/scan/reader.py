@@ -177,4 +177,9 @@ def selected(job: Job) -> list[str]:
     """SQL for the columns of an entry, in the relations that are cut into ranges."""
     if job.scan is Scan.INDEX:
         return job.entry.physical()
-    return [f"{quote(column.source)}{column.to_base_type}" for column in job.entry.columns]
+    return [column.of(None) for column in job.entry.columns]
+
+
+def has_entry(job: Job) -> str:
+    """SQL, true for a row of the relations that are cut into ranges if it has an entry."""
+    return "true" if job.scan is Scan.INDEX else job.entry.satisfied(None)

@@ -217,7 +217,7 @@ def of_definition(
 
     alone: the database has no control schema.
     """
-    for name in (*definition.key, *definition.include):
+    for name in definition.columns:
         yield partial(_check_column, source, definition, name)
     for name in definition.include:
         yield partial(_check_included, source, definition, name)
@@ -225,7 +225,7 @@ def of_definition(
     yield partial(_check_types, connection, source, definition)
     check_order = _check_order_of_type if alone else _check_order
     for name in definition.key:
-        if name in source.columns:
+        if name in source.columns and name in definition.columns:
             yield partial(check_order, connection, source, definition, name)
     if alone:
         yield partial(_check_readable, connection, source, definition)

@@ -8,12 +8,28 @@ from airflow_roir.definition import QualifiedName, quote
 
 
 @dataclass(frozen=True)
+class Computed:
+    """An expression over columns of the source, as a function of roir's own (`expressions.py`).
+
+    call: the function's name, as SQL; arguments: the columns that it gets, in order.
+    """
+
+    call: str
+    arguments: tuple[str, ...]
+
+    def of(self, alias: str | None) -> str:
+        """SQL for the expression's value for a row of the source."""
+        prefix = "" if alias is None else f"{alias}."
+        return f"{self.call}({', '.join(prefix + quote(name) for name in self.arguments)})"
+
+
+@dataclass(frozen=True)
 class Column:
-    """A column of the source, as far as an entry needs it.
+    """A column of the source, as far as an entry needs it; or an expression over such columns.
 
     type: the type in the entry: a domain's base type, with its modifier. cast: the same without the modifier, to read a
     value back from text. collation_version: the library's present version, if it has one. max_bytes: None if the type
-    sets no bound.
+    sets no bound. computed: None, but for an expression.
     """
 
     name: str
@@ -27,6 +43,13 @@ class Column:
     max_bytes: int | None
     oid_alias: bool
     domain: bool
+    computed: Computed | None = None
+
+    def of(self, alias: str | None = None) -> str:
+        """SQL for the column's value in a row of the source."""
+        if self.computed is not None:
+            return in_collation(self.computed.of(alias), self.collation)
+        return quote(self.name) if alias is None else f"{alias}.{quote(self.name)}"
 
     @property
     def comparand(self) -> str:
@@ -35,12 +58,17 @@ class Column:
 
     def text(self, alias: str | None = None) -> str:
         """SQL for this column's lossless text; the session's settings are pinned (docs/architecture.md#scan)."""
-        name = quote(self.name) if alias is None else f"{alias}.{quote(self.name)}"
+        name = self.of(alias)
         # regclass and its kin print names, which a rename changes; their order is that of the oid anyway.
         if self.oid_alias:
             return f"{name}::oid::text"
         # A user may have created a cast to text that loses information; concat gives text that the type's input reads.
         return f"concat({name})" if "." in self.cast else f"{name}::text"
+
+
+def in_collation(value: str, collation: str | None) -> str:
+    """SQL for the value of an expression in its own collation. A call has that of its arguments."""
+    return value if collation is None else f"({value} COLLATE {collation})"
 
 
 @dataclass(frozen=True)
@@ -62,6 +90,8 @@ class Source:
     # The oids of the source itself and all its partitions; of them, those that have rows.
     relations: tuple[int, ...]
     leaves: tuple[int, ...]
+    # The condition of the index that is planned; None if it has entries of all rows.
+    condition: Computed | None = None
 
     @property
     def sql(self) -> str:

@@ -99,7 +99,7 @@ def mistaken(source: Source, base: str, entry: Entry, index: str) -> Iterator[tu
 # All rows (side 1) and all entries (side -1), `b`, with their hash.
 BOTH_SIDES = """
 SELECT b.*, {hashed} AS hash
-  FROM (SELECT 1 AS side, {rows} FROM {source} r
+  FROM (SELECT 1 AS side, {rows} FROM {source} r WHERE {satisfied}
         UNION ALL
         SELECT -1, {columns} FROM ({entries}) y) b
 """
@@ -137,6 +137,7 @@ def both_sides(source: Source, entry: Entry, generation_id: int, shown: str, wit
         hashed=hashes.row_hash(entry, entry.physical(prefix="b."), newer),
         rows=", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r"))),
         source=source.sql,
+        satisfied=entry.satisfied("r"),
         columns=columns,
         entries=entries.format(
             columns=columns,

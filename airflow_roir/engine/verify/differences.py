@@ -73,7 +73,7 @@ def missing_or_different(
         "e_columns": ", ".join(entry.physical(prefix="e.")),
         "values": ", ".join(f"{value} AS c{i + 1}" for i, value in enumerate(hashes.of_source(entry, "r"))),
         "leaf": leaf,
-        "where": where,
+        "where": where + entry.and_satisfied("r"),
         "lookup": base,
         "other": texts(entry, "e."),
     }

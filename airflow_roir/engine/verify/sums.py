@@ -65,7 +65,7 @@ class UnitSums:
             execute(self.connection, REWRITTEN, {"relation": claim.relation})
             entry = job.entry
             read = of_source(entry, "r") if claim.of_source else entry.physical(prefix="r.")
-            where = self.reading.where(claim, values, "r")
+            where = self.reading.where(claim, values, "r") + (entry.and_satisfied("r") if claim.of_source else "")
             if claim.side != "source":
                 # An index must not hide the rows that it has lost.
                 execute(self.connection, damage.WITHOUT_INDEX)

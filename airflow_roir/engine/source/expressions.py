@@ -1,0 +1,276 @@
+"""Expressions and conditions of an index: the server judges them, and roir's own functions hold them.
+
+What may stand in an index is what `CREATE INDEX` accepts of an empty table like the source. Each expression becomes the
+body of a function, `roir_data.i<index>_<number>(columns)`, and the condition that of `roir_data.i<index>_where`. The
+body is parsed once (`BEGIN ATOMIC`), so it is bound to functions, operators and types themselves: a rename of one of
+them, or another search_path, changes nothing. All that reads the source calls these functions; the planner inlines
+them.
+
+The functions run with the rights of the caller: the source's owner in the capture and where the owner isn't trusted
+(`owner.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from airflow_roir.definition import DATA_SCHEMA, IndexDefinition, quote
+from airflow_roir.engine.database import execute, said, sqlstate, to_json
+from airflow_roir.engine.source import owner
+from airflow_roir.engine.source.catalog import columns_of
+from airflow_roir.engine.source.source import Column, Computed, Source, in_collation
+from airflow_roir.errors import InvalidInput
+
+CONDITION = "where"
+# The functions of a plan, which has no index yet; the session's own schema, by its true name.
+PLANNED = "pg_temp"
+COPY = "roir_like"
+# Classes of errors that don't judge an expression: locks, resources, lost connections, cancellations.
+_NOT_OF_TEXT = ("40", "53", "55", "57", "58", "08")
+
+USED = """
+SELECT DISTINCT a.attname::text AS name, a.attnum
+  FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
+  JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+ WHERE d.classid = 'pg_rewrite'::regclass AND r.ev_class = to_regclass(%(view)s)
+   AND d.refclassid = 'pg_class'::regclass AND d.refobjid = to_regclass(%(table)s) AND a.attnum > 0
+ ORDER BY a.attnum
+"""
+# Functions that come with the server aren't listed as dependencies; all of them that are immutable are safe.
+UNSAFE = """
+SELECT count(*) FROM pg_depend d
+  LEFT JOIN pg_operator o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
+  JOIN pg_proc p ON p.oid = CASE WHEN d.refclassid = 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
+ WHERE d.classid = 'pg_proc'::regclass AND d.objid = to_regprocedure(%(function)s) AND p.proparallel <> 's'
+"""
+MADE = """
+SELECT p.proname::text AS name, coalesce(p.proargnames, '{}')::text[] AS arguments
+  FROM pg_proc p WHERE p.pronamespace = 'roir_data'::regnamespace AND p.proname ~ %(pattern)s
+"""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An expression as the server reads it. number: of its function, from 1; '' for the condition: `where`.
+
+    text: canonical, with all names qualified that a search_path could change.
+    """
+
+    suffix: str
+    name: str
+    text: str
+    column: Column
+    arguments: tuple[Column, ...]
+
+
+def judge(connection: Connection, source: Source, definition: IndexDefinition) -> list[Expression]:
+    """What the server makes of a definition's expressions and condition. Changes nothing.
+
+    Raises InvalidInput with the server's words for one that an index can't have.
+    """
+    savepoint = connection.begin_nested()
+    try:
+        table = _like(connection, source)
+        return [
+            *(
+                _judge_one(connection, table, definition, str(number), name, text)
+                for number, (name, text) in enumerate(definition.expressions, start=1)
+            ),
+            *(
+                [_judge_one(connection, table, definition, CONDITION, CONDITION, definition.where)]
+                if definition.where
+                else []
+            ),
+        ]
+    finally:
+        savepoint.rollback()
+
+
+def _like(connection: Connection, source: Source) -> str:
+    """Makes an empty table like the source, which belongs to the source's owner: `CREATE INDEX` runs code as it."""
+    # Of the source's name: an expression may name the table.
+    table = f"{PLANNED}.{quote(source.name.name)}"
+    execute(connection, f"CREATE TABLE {table} (LIKE {source.sql})")
+    if not owner.is_trusted(connection, source):
+        execute(connection, f"ALTER TABLE {table} OWNER TO {quote(source.owner)}")
+    return table
+
+
+def _judge_one(
+    connection: Connection, table: str, definition: IndexDefinition, suffix: str, name: str, text: str
+) -> Expression:
+    is_condition = suffix == CONDITION
+    what = "the condition" if is_condition else f"the expression {text}"
+    savepoint = connection.begin_nested()
+    try:
+        # The user's own search_path finds what the user means.
+        execute(connection, "SET LOCAL search_path TO DEFAULT")
+        text = _canonical(connection, table, text, is_condition, name in definition.include)
+    except DBAPIError as error:
+        state = sqlstate(error) or ""
+        if state.startswith(_NOT_OF_TEXT):
+            raise
+        savepoint.rollback()
+        raise InvalidInput(f"index {definition.name}: {what} can't be part of an index: {said(error)}") from error
+    savepoint.rollback()
+    view = f"{PLANNED}.roir_x{suffix}"
+    execute(connection, f"CREATE VIEW {view} AS SELECT {text} AS x FROM {table}")
+    [column] = columns_of(connection, _oid(connection, view)).values()
+    used = execute(connection, USED, {"view": view, "table": table}).scalars().all()
+    of_table = columns_of(connection, _oid(connection, table))
+    return Expression(suffix, name, text, replace(column, name=name), tuple(of_table[one] for one in used))
+
+
+def _canonical(connection: Connection, table: str, text: str, is_condition: bool, is_included: bool) -> str:
+    """The text as the server keeps it, in an index or a generated column that is undone. Colons and per cents stay."""
+    # psycopg2 takes a per cent sign for a placeholder only if there are values.
+    if is_included:
+        kind = f"pg_temp.{quote('roir_type')}"
+        execute(connection, f"CREATE VIEW {kind} AS SELECT ({text}) AS x FROM {table}")
+        [column] = columns_of(connection, _oid(connection, kind)).values()
+        execute(connection, f"ALTER TABLE {table} ADD COLUMN roir_x {column.type} GENERATED ALWAYS AS ({text}) STORED")
+        query = """SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attrdef d JOIN pg_attribute a
+                       ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attname = 'roir_x'
+                    WHERE d.adrelid = to_regclass(%(of)s)"""
+        of = table
+    else:
+        of = f"{PLANNED}.roir_index"
+        what = f"((1)) WHERE ({text})" if is_condition else f"(({text}))"
+        execute(connection, f"CREATE INDEX roir_index ON {table} {what}")
+        query = """SELECT pg_get_expr(coalesce(i.indpred, i.indexprs), i.indrelid)
+                     FROM pg_index i WHERE i.indexrelid = to_regclass(%(of)s)"""
+    execute(connection, "SET LOCAL search_path = pg_catalog, pg_temp")
+    return str(execute(connection, query, {"of": of}).scalar_one())
+
+
+def _oid(connection: Connection, name: str) -> int:
+    return int(execute(connection, "SELECT to_regclass(%(name)s)::oid", {"name": name}).scalar_one())
+
+
+def create(connection: Connection, index_id: int | None, expressions: Sequence[Expression]) -> dict[str, Computed]:
+    """Makes the functions of expressions: an index's, or for a plan. Returns their calls by suffix."""
+    made = {}
+    for one in expressions:
+        call = planned_name(one.suffix) if index_id is None else function_name(index_id, one.suffix)
+        execute(connection, _render(call, one))
+        function = f"{call}({', '.join(column.cast for column in one.arguments)})"
+        # A hardening script may have taken it; the functions run with the caller's rights.
+        execute(connection, f"GRANT EXECUTE ON FUNCTION {call} TO PUBLIC")
+        if execute(connection, UNSAFE, {"function": function}).scalar_one() == 0:
+            execute(connection, f"ALTER FUNCTION {call} PARALLEL SAFE")
+        made[one.suffix] = Computed(call, tuple(column.name for column in one.arguments))
+    return made
+
+
+def kept(expressions: Sequence[Expression]) -> dict[str, str]:
+    """What `roir.index` keeps of a new index's expressions and condition, by column."""
+    pairs = [[one.name, one.text] for one in expressions if one.suffix != CONDITION]
+    condition = next((one.text for one in expressions if one.suffix == CONDITION), "")
+    return {"expressions": to_json(pairs), "condition": condition}
+
+
+def create_of_index(connection: Connection, index_id: int, expressions: Sequence[Expression]) -> dict[str, Computed]:
+    """Makes the functions of a new index; returns them by the calls that the plan's entry has."""
+    made = create(connection, index_id, expressions)
+    return {planned_name(suffix): computed for suffix, computed in made.items()}
+
+
+def planned_name(suffix: str) -> str:
+    """The function of a plan's expression."""
+    return f"{PLANNED}.roir_{suffix}"
+
+
+def function_name(index_id: int, suffix: str) -> str:
+    """The function of an index's expression."""
+    return f"{DATA_SCHEMA}.i{index_id}_{suffix}"
+
+
+def _render(call: str, one: Expression) -> str:
+    parameters = ", ".join(f"{quote(column.name)} {column.cast}" for column in one.arguments)
+    # The type of a parameter has a collation of its own: without this, `lower` would ignore the column's.
+    collated = [column for column in one.arguments if column.collation not in (None, 'pg_catalog."default"')]
+    around = ""
+    if collated:
+        columns = [in_collation(quote(column.name), column.collation) for column in one.arguments]
+        listed = ", ".join(f"{value} AS {quote(c.name)}" for value, c in zip(columns, one.arguments, strict=True))
+        around = f" FROM (SELECT {listed}) x"
+    return (
+        f"CREATE FUNCTION {call}({parameters}) RETURNS {one.column.cast} LANGUAGE sql IMMUTABLE "
+        f"BEGIN ATOMIC SELECT {one.text}{around}; END"
+    )
+
+
+def applied(source: Source, expressions: Sequence[Expression], calls: dict[str, Computed]) -> Source:
+    """The source with expressions as more columns, by their names, and with the condition."""
+    columns = dict(source.columns)
+    condition = calls.get(CONDITION)
+    for one in expressions:
+        if one.suffix != CONDITION:
+            columns[one.name] = replace(one.column, name=one.name, attnum=0, not_null=False, computed=calls[one.suffix])
+    return replace(source, columns=columns, condition=condition)
+
+
+@contextmanager
+def planned(
+    connection: Connection, source: Source, definition: IndexDefinition, index_id: int | None
+) -> Iterator[tuple[Source, list[Expression]]]:
+    """The source with an index's expressions: of an index that exists, or of one that is planned.
+
+    The functions of a plan are gone after the block. Raises InvalidInput.
+    """
+    if not definition.expressions and not definition.where:
+        yield source, []
+        return
+    _check_names(source, definition)
+    if index_id is not None:
+        yield of_index(connection, source, definition, index_id), []
+        return
+    expressions = judge(connection, source, definition)
+    calls = create(connection, None, expressions)
+    yield applied(source, expressions, calls), expressions
+    # After an error the rollback drops them.
+    drop(connection, list(calls.values()))
+
+
+def of_index(connection: Connection, source: Source, definition: IndexDefinition, index_id: int) -> Source:
+    """The source with the expressions of an index that exists, by its own functions."""
+    rows = execute(connection, MADE, {"pattern": f"^i{index_id}_"})
+    calls = {row.name.split("_")[1]: Computed(f"{DATA_SCHEMA}.{row.name}", tuple(row.arguments)) for row in rows}
+    found = []
+    savepoint = connection.begin_nested()
+    try:
+        for number, (name, text) in enumerate(definition.expressions, start=1):
+            view = f"{PLANNED}.roir_x{number}"
+            value = calls[str(number)].of("s")
+            execute(connection, f"CREATE VIEW {view} AS SELECT {value} AS x FROM {source.sql} s")
+            [column] = columns_of(connection, _oid(connection, view)).values()
+            found.append(Expression(str(number), name, text, column, ()))
+    finally:
+        savepoint.rollback()
+    return applied(source, found, calls)
+
+
+def drop(connection: Connection, calls: Sequence[Computed]) -> None:
+    """Drops functions of expressions."""
+    for one in calls:
+        execute(connection, f"DROP FUNCTION IF EXISTS {one.call}")
+
+
+def drop_of_index(connection: Connection, index_id: int) -> None:
+    """Drops the functions of an index's expressions, after the views and functions that call them."""
+    rows = execute(connection, MADE, {"pattern": f"^i{index_id}_"})
+    drop(connection, [Computed(f"{DATA_SCHEMA}.{row.name}", ()) for row in rows])
+
+
+def _check_names(source: Source, definition: IndexDefinition) -> None:
+    for name, text in definition.expressions:
+        if name in source.columns:
+            raise InvalidInput(
+                f"index {definition.name}: {text} would be named {quote(name)} in the index's view, as a column of "
+                f"{source.sql} is. Give it another name: {text} AS {quote(name + '_key')}"
+            )
