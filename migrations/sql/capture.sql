@@ -170,7 +170,9 @@ $$;
 
 -- Refuses a row whose key another row has, as PostgreSQL's own constraint does, with the error code, names and detail
 -- that clients look at. The detail has the values only if the writer may read them in each row: no policy may hide any.
-CREATE FUNCTION roir.refuse_duplicate(source oid, relation oid, index_name text, columns text[], key_values text[])
+-- labels: the key as the detail names it, where expressions are in it. Then the right on the whole table counts.
+CREATE FUNCTION roir.refuse_duplicate(
+    source oid, relation oid, index_name text, columns text[], key_values text[], labels text[] DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- The role that sent the statement: the capture itself runs as the table's owner.
@@ -189,13 +191,16 @@ BEGIN
      WHERE c.oid = coalesce((SELECT a.relid FROM pg_partition_ancestors(relation) a WHERE a.relid = source),
                             pg_partition_root(relation), relation);
     IF named.sees_all
-        AND NOT EXISTS (SELECT FROM unnest(columns) k WHERE NOT has_column_privilege(writer, named.oid, k, 'SELECT'))
+        AND (labels IS NULL OR has_table_privilege(writer, named.oid, 'SELECT'))
+        AND (labels IS NOT NULL
+             OR NOT EXISTS (SELECT FROM unnest(columns) k WHERE NOT has_column_privilege(writer, named.oid, k, 'SELECT')))
     THEN
         RAISE unique_violation USING
             MESSAGE = message, SCHEMA = named.nspname, TABLE = named.relname, CONSTRAINT = index_name,
             DETAIL = format('Key (%s)=(%s) already exists.',
-                            (SELECT string_agg(quote_ident(k), ', ' ORDER BY n)
-                               FROM unnest(columns) WITH ORDINALITY c (k, n)),
+                            coalesce(array_to_string(labels, ', '),
+                                     (SELECT string_agg(quote_ident(k), ', ' ORDER BY n)
+                                        FROM unnest(columns) WITH ORDINALITY c (k, n))),
                             array_to_string(key_values, ', ', 'null'));
     END IF;
     RAISE unique_violation USING

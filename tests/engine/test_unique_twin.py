@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.steps import session, sql
 from tests.engine.twins import LAYOUTS, PARTITIONED, PLAIN, Twins
-from tests.engine.unique_keys import CASELESS, CITEXT, KINDS, OF_PARENTS, Kind
+from tests.engine.unique_keys import CASELESS, CITEXT, COMPUTED, KINDS, OF_PARENTS, Kind
 
 EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
@@ -47,7 +47,7 @@ def available(dsn: str, kind: Kind) -> bool:
 
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", [*KINDS, CITEXT, CASELESS], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*KINDS, *COMPUTED, CITEXT, CASELESS], ids=lambda kind: kind.name)
 def test_the_same_statements_succeed_as_with_a_constraint(dsn: str, kind: Kind, layout: str) -> None:
     if not available(dsn, kind):
         pytest.skip("the server doesn't have what this key is made of")

@@ -31,6 +31,12 @@ class Kind:
     single: bool = False
     needs: tuple[str, ...] = ()
     include: str | None = "v"
+    where: str = ""
+
+    @property
+    def is_computed(self) -> bool:
+        """True if the key is an expression, or only the rows that satisfy a condition have one."""
+        return "(" in self.keys or bool(self.where)
 
     @property
     def names(self) -> str:
@@ -98,6 +104,22 @@ CASELESS = Kind(
     "ascii(upper(k)) - 64",
     "chr(64 + 32 * {s} + ({e}))",
     needs=("CREATE COLLATION caseless (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",),
+)
+
+LETTERS = "chr(64 + 32 * {s} + ({e}))"
+COMPUTED = (
+    Kind("expression", "k text", "ascii(upper(k)) - 64", LETTERS, keys="lower(k)"),
+    Kind("expression that may be NULL", "k text", "ascii(upper(k)) - 64", LETTERS, keys="nullif(lower(k), 'c')"),
+    Kind("condition", "k int, d int", "k", "({e}), nullif((({e}) + {s}) % 3, 0)", keys="k", where="d IS NULL"),
+    Kind(
+        "expression and condition",
+        "k text, d int",
+        "ascii(upper(k)) - 64",
+        LETTERS + ", nullif((({e}) + {s}) % 3, 0)",
+        keys="lower(k)",
+        where="d IS NULL AND k <> 'x'",
+    ),
+    Kind("condition on the key and an included column", "k int", "k", "({e})", keys="k", where="k > 3 AND v % 4 < 3"),
 )
 
 Template = Callable[["Menu"], str]
@@ -319,7 +341,7 @@ def copy(m: Menu) -> str:
 def catch(m: Menu) -> str:
     """The statement that is caught is undone, and the one in its place counts."""
     tried, instead = (m.chance.choice(IN_BLOCKS)(m) for _ in range(2))
-    return f"DO $$ BEGIN {tried}; EXCEPTION WHEN unique_violation THEN {instead}; END $$"
+    return f"DO $$ BEGIN {tried}; EXCEPTION WHEN unique_violation OR exclusion_violation THEN {instead}; END $$"
 
 
 def several_in_a_block(m: Menu) -> str:

@@ -104,7 +104,11 @@ def ask(source: Source, target: Target, record: str) -> list[str]:
     key = _compared(target, record)[: entry.key]
     bound = ", ".join([*key, *_of_holder(target)])
     looks = look(source, target, lambda of: entry.same(of, given), bound)
-    names = ", ".join(literal(column.source) for column in entry.columns[: entry.key])
+    key_columns = entry.columns[: entry.key]
+    names = ", ".join(literal(column.source) for column in key_columns)
+    labels = ""
+    if any(column.call for column in key_columns):
+        labels = f", ARRAY[{', '.join(literal(column.label) for column in key_columns)}]"
     texts = ", ".join(_text(entry, i, value) for i, value in enumerate(key))
     tree = "pg_partition_root(TG_RELID)" if source.partitioned else "TG_RELID"
     # The holder's row may be in any leaf.
@@ -123,7 +127,7 @@ def ask(source: Source, target: Target, record: str) -> list[str]:
         "END LOOP;",
         "IF held THEN",
         f"  PERFORM roir.refuse_duplicate({source.oid}, TG_RELID, {literal(target.constraint)},",
-        f"    ARRAY[{names}], ARRAY[{texts}]);",
+        f"    ARRAY[{names}], ARRAY[{texts}]{labels});",
         # No row has the key, or the snapshot is older than a rewrite of the table and sees none.
         "ELSIF one_snapshot THEN",
         f"  PERFORM roir.refuse_rewritten({tree});",

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import IndexDefinition, quote
+from airflow_roir.definition import IndexDefinition, QualifiedName, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.source.catalog import identity_columns
 from airflow_roir.engine.source.source import Computed, Source, in_collation
@@ -27,8 +27,8 @@ class EntryColumn:
     """One column of an entry. equals: the operator of its own B-tree operator class, '' if it is only included.
 
     collation_version: that of the library by which the entries were sorted; None if it has none. attnum: the column's
-    number in the source, which a rename doesn't change. call, arguments: of an expression, as in `Computed`; '' for a
-    column of the source. An expression's `source` is its name in the index's view.
+    number in the source, which a rename doesn't change. call, arguments, text: of an expression, as in `Computed`; ''
+    for a column of the source. An expression's `source` is its name in the index's view.
     """
 
     source: str
@@ -44,6 +44,12 @@ class EntryColumn:
     attnum: int = 0
     call: str = ""
     arguments: tuple[str, ...] = ()
+    text: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the server's own errors call a key column: the expression, or the column's quoted name."""
+        return self.text or str(QualifiedName(None, self.source))
 
     @property
     def held(self) -> str:
@@ -53,7 +59,7 @@ class EntryColumn:
     @property
     def computed(self) -> Computed | None:
         """The expression; None for a column of the source."""
-        return Computed(self.call, self.arguments) if self.call else None
+        return Computed(self.call, self.arguments, self.text) if self.call else None
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -80,7 +86,7 @@ class EntryColumn:
     def of(self, record: str | None) -> str:
         """SQL for this column as its base type. record: the alias of the source, or OLD or NEW in the capture."""
         if self.call and record not in CAPTURED:
-            return in_collation(Computed(self.call, self.arguments).of(record), self.collation)
+            return in_collation(Computed(self.call, self.arguments, self.text).of(record), self.collation)
         prefix = "" if record is None else f"{record}."
         return f"{prefix}{quote(self.held)}{self.to_base_type}"
 
@@ -127,6 +133,7 @@ class Entry:
                     attnum=column.attnum,
                     call=column.computed.call if column.computed else "",
                     arguments=column.computed.arguments if column.computed else (),
+                    text=column.computed.text if column.computed else "",
                 )
             )
         unique = "not distinct" if definition.nulls_not_distinct else "distinct"
@@ -146,7 +153,7 @@ class Entry:
             value["identity"],
             value["partition"],
             value.get("unique", ""),
-            Computed(condition["call"], tuple(condition["arguments"])) if condition else None,
+            Computed(condition["call"], tuple(condition["arguments"]), condition["text"]) if condition else None,
         )
 
     def as_json(self) -> dict[str, Any]:

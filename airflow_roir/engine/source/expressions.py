@@ -163,7 +163,7 @@ def create(connection: Connection, index_id: int | None, expressions: Sequence[E
         execute(connection, f"GRANT EXECUTE ON FUNCTION {call} TO PUBLIC")
         if execute(connection, UNSAFE, {"function": function}).scalar_one() == 0:
             execute(connection, f"ALTER FUNCTION {call} PARALLEL SAFE")
-        made[one.suffix] = Computed(call, tuple(column.name for column in one.arguments))
+        made[one.suffix] = Computed(call, tuple(column.name for column in one.arguments), one.text)
     return made
 
 
@@ -240,7 +240,12 @@ def planned(
 def of_index(connection: Connection, source: Source, definition: IndexDefinition, index_id: int) -> Source:
     """The source with the expressions of an index that exists, by its own functions."""
     rows = execute(connection, MADE, {"pattern": f"^i{index_id}_"})
-    calls = {row.name.split("_")[1]: Computed(f"{DATA_SCHEMA}.{row.name}", tuple(row.arguments)) for row in rows}
+    texts = {str(number): text for number, (_, text) in enumerate(definition.expressions, start=1)}
+    texts[CONDITION] = definition.where
+    calls = {}
+    for row in rows:
+        suffix = row.name.removeprefix(f"i{index_id}_")
+        calls[suffix] = Computed(f"{DATA_SCHEMA}.{row.name}", tuple(row.arguments), texts[suffix])
     found = []
     savepoint = connection.begin_nested()
     try:

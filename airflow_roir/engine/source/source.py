@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from airflow_roir.definition import QualifiedName, quote
 
@@ -11,11 +11,12 @@ from airflow_roir.definition import QualifiedName, quote
 class Computed:
     """An expression over columns of the source, as a function of roir's own (`expressions.py`).
 
-    call: the function's name, as SQL; arguments: the columns that it gets, in order.
+    call: the function's name, as SQL; arguments: the columns that it gets, in order. text: the expression, for users.
     """
 
     call: str
     arguments: tuple[str, ...]
+    text: str = field(default="", compare=False)
 
     def of(self, alias: str | None) -> str:
         """SQL for the expression's value for a row of the source."""
