@@ -44,6 +44,7 @@ def rebuild_index_group(
     table: str | None = None,
     keys: str | Sequence[str] | None = None,
     include: str | Sequence[str] | None = None,
+    where: str | None = None,
     unique: bool | str | None = None,
     nulls_not_distinct: bool | str | None = None,
     on_duplicate: str | None = None,
@@ -63,7 +64,7 @@ def rebuild_index_group(
     All but `verify_before`, `builds_at_once`, `throttle_query`, `replica_conn_ids` and the names in `options` may be
     templates or the output of another task.
 
-    index, table, keys, include: as of `PrepareIndexBuildOperator`; without a table an existing index is rebuilt.
+    index, table, keys, include, where: as of `PrepareIndexBuildOperator`; without a table an existing index is rebuilt.
     unique, nulls_not_distinct, on_duplicate, census: as of `PrepareIndexBuildOperator`, too.
     postgres_conn_id: the Airflow connection of the database.
     spark: see `SparkDrivingOperator`.
@@ -93,6 +94,7 @@ def rebuild_index_group(
         "table": table,
         "keys": keys,
         "include": include,
+        "where": where,
         "unique": unique,
         "nulls_not_distinct": nulls_not_distinct,
         "on_duplicate": on_duplicate,

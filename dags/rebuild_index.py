@@ -16,7 +16,7 @@ from airflow_roir.operators.finalize import FinalizeIndexBuildOperator
 from airflow_roir.operators.prepare import PrepareIndexBuildOperator
 from airflow_roir.operators.verify import VerifyIndexOperator
 from airflow_roir.options import WORK_OPTIONS, BuildOptions
-from airflow_roir.task.formats import COLUMNS, NAME, NAME_IF_ANY
+from airflow_roir.task.formats import COLUMNS, CONDITION, NAME, NAME_IF_ANY
 from airflow_roir.task.forms import fields_of, names_in_form, templates_of
 from airflow_roir.task.unknown_keys import refuse_unknown_keys
 
@@ -46,7 +46,8 @@ PARAMS = {
         type=["null", "string"],
         format=COLUMNS,
         title="Key columns",
-        description="In order, separated by commas: tailnum, time_hour. Empty: as in the existing index.",
+        description="Columns or expressions in order, separated by commas: tailnum, lower(email). Empty: as in the "
+        "existing index.",
     ),
     "include": Param(
         None,
@@ -54,6 +55,14 @@ PARAMS = {
         format=COLUMNS,
         title="Included columns",
         description="Columns that users can read from the index alone; separated by commas.",
+    ),
+    "where": Param(
+        None,
+        type=["null", "string"],
+        format=CONDITION,
+        title="Condition",
+        description="Only rows that satisfy it are in the index: deleted_at IS NULL. Empty: all rows, or as in the "
+        "existing index.",
     ),
     "unique": Param(
         False,
@@ -103,6 +112,7 @@ BUILD = {
     "table": "{{ params.table or '' }}",
     "keys": "{{ params['keys'] or '' }}",
     "include": "{{ params.include or '' }}",
+    "where": "{{ params.where or '' }}",
     "shards": "{{ (params.shards or []) | map('trim') | select | join(',') }}",
     "unique": "{{ params.unique }}",
     "nulls_not_distinct": "{{ params.nulls_not_distinct }}",

@@ -20,7 +20,7 @@ from airflow_roir.cli.app import (
 )
 from airflow_roir.cli.defined import Defined, definition_of
 from airflow_roir.cli.given import Given, Wrong, in_flags, takes
-from airflow_roir.definition import IndexDefinition
+from airflow_roir.definition import IndexDefinition, key_list
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
 from airflow_roir.quantity import counted, size
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from airflow_roir.engine.forecast.forecast import Forecast
     from airflow_roir.engine.forecast.locks import Lock
     from airflow_roir.engine.forecast.space import Space
+    from airflow_roir.engine.generation.entry import Entry
     from airflow_roir.engine.sessions.limits import Limits
     from airflow_roir.shards.copy.survey import Survey
 
@@ -212,6 +213,12 @@ def _show_lines(name: str, lines: Sequence[str]) -> None:
         show(f"{'' if place else name:16} {line}")
 
 
+def _columns(names: Sequence[str], entry: Entry, as_json: bool) -> list[str]:
+    """Key or included columns; for people, expressions with their names."""
+    texts = {column.source: column.text for column in entry.columns if column.text}
+    return list(names) if as_json else [key_list([name], texts) for name in names]
+
+
 def _facts(database: Database, dry: Forecast, options: BuildOptions, as_json: bool) -> dict[str, Any]:
     from airflow_roir.engine.control import slow_options
     from airflow_roir.engine.early import hashing
@@ -231,9 +238,10 @@ def _facts(database: Database, dry: Forecast, options: BuildOptions, as_json: bo
         "index": str(dry.index),
         "kind": dry.kind,
         "source": str(dry.source.name),
-        "key": list(dry.definition.key),
+        "key": _columns(dry.definition.key, dry.entry, as_json),
         "primary_key": list(dry.source.primary_key),
-        "include": list(dry.definition.include),
+        "include": _columns(dry.definition.include, dry.entry, as_json),
+        **({"where": dry.entry.condition.text} if dry.entry.condition else {}),
         "not_covered": uncovered,
         **_uniqueness(dry.definition, options, as_json),
         "entry_size": str(dry.entry_size),

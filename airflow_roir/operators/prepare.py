@@ -42,7 +42,9 @@ class PrepareIndexBuildOperator(RoirOperator):
     Returns the operation's id. If the index has an unfinished operation, that one is adopted, with what it has built.
 
     table, keys, include: source table, key columns in order and included columns, as SQL identifiers, the columns
-        comma-separated or as a list. If all are empty, an existing index is rebuilt with its own definition.
+        comma-separated or as a list; each may be an expression, `lower(email) AS address`. If all are empty, an
+        existing index is rebuilt with its own definition.
+    where: the condition of a partial index, an SQL expression over the table's columns.
     unique, nulls_not_distinct: see `IndexDefinition`. A rebuild keeps both.
     shards: for an index over tables on other servers: the names of shards, as a list or comma-separated. A shard may be
         named only in the extra `roir_shards` of the index server's connection. A rebuild keeps its shards.
@@ -63,6 +65,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         "table",
         "keys",
         "include",
+        "where",
         *UNIQUENESS,
         *OPTIONS,
         "shards",
@@ -77,6 +80,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         table: str | None = None,
         keys: str | Sequence[str] | None = None,
         include: str | Sequence[str] | None = None,
+        where: str | None = None,
         unique: bool | str | None = None,
         nulls_not_distinct: bool | str | None = None,
         shards: str | Sequence[str] | None = None,
@@ -89,6 +93,7 @@ class PrepareIndexBuildOperator(RoirOperator):
         self.table = table
         self.keys = keys
         self.include = include
+        self.where = where
         self.unique = unique
         self.nulls_not_distinct = nulls_not_distinct
         self.shards = shards
@@ -184,6 +189,7 @@ class PrepareIndexBuildOperator(RoirOperator):
             **unique,
             shards=_columns(self.shards),
             shard_column=optional_text(self.shard_column),
+            where=optional_text(self.where),
             complaints=complaints,
         )
         if wrong is None:

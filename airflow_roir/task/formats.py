@@ -14,7 +14,7 @@ from typing import Any
 from jsonschema import FormatChecker
 from jsonschema.exceptions import ValidationError
 
-from airflow_roir.definition import parse_columns, parse_name
+from airflow_roir.definition import parse_condition, parse_keys, parse_name
 from airflow_roir.errors import InvalidInput
 from airflow_roir.one_line import one_line
 from airflow_roir.option import Kind, Option
@@ -27,7 +27,7 @@ VALUE = "the value"
 # The message may quote the value, which may be anything.
 LONGEST = 500
 # NAME_IF_ANY: the field may be empty.
-NAME, NAME_IF_ANY, COLUMNS = "roir name", "roir name, if any", "roir columns"
+NAME, NAME_IF_ANY, COLUMNS, CONDITION = "roir name", "roir name, if any", "roir columns", "roir condition"
 DURATION, BUDGET = "roir duration", "roir budget"
 
 
@@ -77,7 +77,8 @@ FormatChecker.checkers.update(
     {
         NAME: _checker(lambda value: parse_name(value, VALUE)),
         NAME_IF_ANY: _checker(_name_if_any),
-        COLUMNS: _checker(lambda value: parse_columns(value, VALUE)),
+        COLUMNS: _checker(lambda value: parse_keys(value, VALUE)),
+        CONDITION: _checker(lambda value: parse_condition(value, VALUE)),
         DURATION: _checker(lambda value: seconds(VALUE, value)),
         BUDGET: _checker(_budget),
         **{

@@ -15,7 +15,7 @@ from airflow_roir.span import seconds
 from airflow_roir.task.form_values import number, optional_text, whole_number, yes_or_no
 
 # The fields of operators that say, besides the index, on which things the operation works.
-WHAT = ("table", "keys", "include", "unique", "nulls_not_distinct", "shards", "shard_column", "mode", "budget")
+WHAT = ("table", "keys", "include", "where", "unique", "nulls_not_distinct", "shards", "shard_column", "mode", "budget")
 
 Initializer = Callable[..., None]
 

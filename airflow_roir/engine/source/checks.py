@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_roir.definition import MAX_KEY_COLUMNS, IndexDefinition, quote
 from airflow_roir.engine.database import execute, said, sqlstate
 from airflow_roir.engine.schema.schema import no_rights
-from airflow_roir.engine.source import owner
+from airflow_roir.engine.source import expressions, owner
 from airflow_roir.engine.source.catalog import identity_columns
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput, NotFound, RightMissing
@@ -229,6 +230,12 @@ def of_definition(
             yield partial(check_order, connection, source, definition, name)
     if alone:
         yield partial(_check_readable, connection, source, definition)
+        return
+    # One by one, so that each that the server refuses is told.
+    for expression in definition.expressions:
+        yield partial(expressions.check, connection, source, replace(definition, expressions=(expression,), where=""))
+    if definition.where:
+        yield partial(expressions.check, connection, source, replace(definition, expressions=()))
 
 
 def _check_column(source: Source, definition: IndexDefinition, name: str) -> None:

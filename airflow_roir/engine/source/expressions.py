@@ -91,6 +91,12 @@ def judge(connection: Connection, source: Source, definition: IndexDefinition) -
         savepoint.rollback()
 
 
+def check(connection: Connection, source: Source, definition: IndexDefinition) -> None:
+    """Raises InvalidInput if an expression, its name or the condition can't be part of an index of the source."""
+    _check_names(source, definition)
+    judge(connection, source, definition)
+
+
 def _like(connection: Connection, source: Source) -> str:
     """Makes an empty table like the source, which belongs to the source's owner: `CREATE INDEX` runs code as it."""
     # Of the source's name: an expression may name the table.
@@ -226,7 +232,6 @@ def planned(
     if not definition.expressions and not definition.where:
         yield source, []
         return
-    _check_names(source, definition)
     if index_id is not None:
         yield of_index(connection, source, definition, index_id), []
         return
