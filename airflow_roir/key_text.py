@@ -1,7 +1,7 @@
 """Splits lists of key columns and expressions at their commas, as the server's lexer reads them.
 
-The server judges an expression (`engine/source/expressions.py`). Here a text must only be one expression, so that it
-can stand in a statement: brackets and quotes are closed, and there is no semicolon, comment or dollar quote.
+The server judges an expression (`engine/source/expressions.py`). Here a text must only be one expression, so that
+statements can contain it: brackets and quotes are closed, and there is no semicolon, comment or dollar quote.
 """
 
 from __future__ import annotations

@@ -192,8 +192,8 @@ BEGIN
                             pg_partition_root(relation), relation);
     IF named.sees_all
         AND (labels IS NULL OR has_table_privilege(writer, named.oid, 'SELECT'))
-        AND (labels IS NOT NULL
-             OR NOT EXISTS (SELECT FROM unnest(columns) k WHERE NOT has_column_privilege(writer, named.oid, k, 'SELECT')))
+        AND (labels IS NOT NULL OR NOT EXISTS (
+                 SELECT FROM unnest(columns) k WHERE NOT has_column_privilege(writer, named.oid, k, 'SELECT')))
     THEN
         RAISE unique_violation USING
             MESSAGE = message, SCHEMA = named.nspname, TABLE = named.relname, CONSTRAINT = index_name,

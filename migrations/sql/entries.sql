@@ -21,15 +21,15 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
      WHERE (c.value ->> 'primary_key')::boolean
 $$;
 
--- A condition in SQL: `record`, a row of the source, projects to an entry, a row `alias` of a base or delta. It is the
--- twin of Entry.has_row, to the letter except for quotes that a name doesn't need.
--- An expression in SQL, as Computed.of: the call of roir's function for it, with columns of `record`.
+-- An expression in SQL, as Computed.of: the call of roir's function for it, with columns of `record`. NULL without one.
 CREATE FUNCTION roir.computed(call text, arguments jsonb, record text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT format('%s(%s)', call, (SELECT string_agg(format('%s.%I', record, a.name), ', ' ORDER BY a.position)
-                                     FROM jsonb_array_elements_text(arguments) WITH ORDINALITY AS a (name, position)))
+    SELECT call || concat('(', string_agg(format('%s.%I', record, a.name), ', ' ORDER BY a.position), ')')
+      FROM jsonb_array_elements_text(arguments) WITH ORDINALITY AS a (name, position)
 $$;
 
+-- A condition in SQL: `record`, a row of the source, projects to an entry, a row `alias` of a base or delta. It is the
+-- twin of Entry.has_row, to the letter except for quotes that a name doesn't need.
 CREATE FUNCTION roir.is_same(entry jsonb, record text, alias text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT string_agg(CASE WHEN (c.value ->> 'primary_key')::boolean THEN x.same

@@ -48,7 +48,7 @@ class EntryColumn:
 
     @property
     def label(self) -> str:
-        """What the server's own errors call a key column: the expression, or the column's quoted name."""
+        """The name of a key column in the server's own errors: its expression, or the column's quoted name."""
         return self.text or str(QualifiedName(None, self.source))
 
     @property

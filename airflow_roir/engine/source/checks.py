@@ -231,7 +231,7 @@ def of_definition(
     if alone:
         yield partial(_check_readable, connection, source, definition)
         return
-    # One by one, so that each that the server refuses is told.
+    # One by one: the user sees all that the server refuses.
     for expression in definition.expressions:
         yield partial(expressions.check, connection, source, replace(definition, expressions=(expression,), where=""))
     if definition.where:

@@ -1,6 +1,6 @@
 """Expressions and conditions of an index: the server judges them, and roir's own functions hold them.
 
-What may stand in an index is what `CREATE INDEX` accepts of an empty table like the source. Each expression becomes the
+An index can have each expression with which `CREATE INDEX` on an empty table like the source succeeds. It becomes the
 body of a function, `roir_data.i<index>_<number>(columns)`, and the condition that of `roir_data.i<index>_where`. The
 body is parsed once (`BEGIN ATOMIC`), so it is bound to functions, operators and types themselves: a rename of one of
 them, or another search_path, changes nothing. All that reads the source calls these functions; the planner inlines
@@ -69,7 +69,7 @@ class Expression:
 
 
 def judge(connection: Connection, source: Source, definition: IndexDefinition) -> list[Expression]:
-    """What the server makes of a definition's expressions and condition. Changes nothing.
+    """The expressions of a definition and its condition, as the server reads them. Changes nothing.
 
     Raises InvalidInput with the server's words for one that an index can't have.
     """
@@ -99,7 +99,7 @@ def check(connection: Connection, source: Source, definition: IndexDefinition) -
 
 def _like(connection: Connection, source: Source) -> str:
     """Makes an empty table like the source, which belongs to the source's owner: `CREATE INDEX` runs code as it."""
-    # Of the source's name: an expression may name the table.
+    # It has the source's name, since an expression may name the table.
     table = f"{PLANNED}.{quote(source.name.name)}"
     execute(connection, f"CREATE TABLE {table} (LIKE {source.sql})")
     if not owner.is_trusted(connection, source):
@@ -174,7 +174,7 @@ def create(connection: Connection, index_id: int | None, expressions: Sequence[E
 
 
 def kept(expressions: Sequence[Expression]) -> dict[str, str]:
-    """What `roir.index` keeps of a new index's expressions and condition, by column."""
+    """The expressions and the condition of a new index, for the columns of `roir.index`."""
     pairs = [[one.name, one.text] for one in expressions if one.suffix != CONDITION]
     condition = next((one.text for one in expressions if one.suffix == CONDITION), "")
     return {"expressions": to_json(pairs), "condition": condition}
