@@ -33,7 +33,7 @@ from demo.application import Asked, ask
 from demo.dataset import Dataset, Unique, analyze, flights, lineitem
 from demo.writer import Felt, Writer
 from servers.airflow import AirflowError, StandaloneAirflow, processes_of, wait_until
-from servers.postgres import start_postgres
+from servers.postgres import programs, start_postgres
 
 ROOT = Path(__file__).parent.parent
 STATE = ROOT / ".demo" / "state.json"
@@ -110,6 +110,7 @@ def main() -> int:
             (
                 f"\nAirflow's UI: {airflow.url}   (DAG {DAG}; nobody is asked for a password)",
                 f"PostgreSQL:   export ROIR_DSN='{server.get_uri()}'",
+                *([] if shutil.which("psql") else [f'psql:         export PATH="$PATH:{programs(18)}"']),
                 "Next:         docs/first-index.md",
                 "Stop both:    make demo-stop",
             )
