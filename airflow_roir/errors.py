@@ -182,6 +182,12 @@ class InvariantViolated(RoirError):
     """A check before publish found that the new generation isn't complete. Nothing was published."""
 
 
+class OrphansFound(RoirError):
+    """Rows of a child have keys that no row of the parent has. The operation is paused; repair the rows, and resume."""
+
+    exit_code = 3
+
+
 class DuplicatesFound(RoirError):
     """Rows share a key of a unique index that is being built. Users aren't disturbed; the operation is paused."""
 

@@ -37,17 +37,23 @@ class Status(str, Enum):
 
 
 class Kind(str, Enum):
-    """The work of an operation on its generation: it builds it, compares it, or rebuilds some of its segments."""
+    """The work of an operation on its generation: it builds, compares or refers to it, or rebuilds some segments."""
 
     CREATE = "create"
     REBUILD = "rebuild"
     VERIFY = "verify"
     COMPACT = "compact"
+    REFERENCE = "reference"
 
     @property
     def noun(self) -> str:
         """The kind for people."""
-        return {"create": "first build", "verify": "verification", "compact": "compaction"}.get(self.value, self.value)
+        return {
+            "create": "first build",
+            "verify": "verification",
+            "compact": "compaction",
+            "reference": "foreign key",
+        }.get(self.value, self.value)
 
 
 # These have a generation of their own, with ranges and a delta. The other kinds work on the active generation.
@@ -58,7 +64,7 @@ class Phase(str, Enum):
     """The phase of an operation. A build begins in `build`, since `prepare` is one transaction.
 
     A verification has phases of its own: `sum` compares sums of both sides, `check` compares rows. A compaction has the
-    phase `compact`.
+    phase `compact`, a reference `fill`.
     """
 
     BUILD = "build"
@@ -68,12 +74,13 @@ class Phase(str, Enum):
     SUM = "sum"
     CHECK = "check"
     COMPACT = "compact"
+    FILL = "fill"
     DONE = "done"
 
     @property
     def shown(self) -> str:
         """The phase for people."""
-        return {"sum": "compare sums", "check": "compare rows"}.get(self.value, self.value)
+        return {"sum": "compare sums", "check": "compare rows", "fill": "fill rows"}.get(self.value, self.value)
 
 
 class Verb(str, Enum):
@@ -138,6 +145,9 @@ ORDER = {
     ),
     Kind.COMPACT: (
         Placed(Phase.COMPACT, "every unit is swapped in or left", "compactions", 0, 99, "compared", copies=True),
+    ),
+    Kind.REFERENCE: (
+        Placed(Phase.FILL, "every row has its parent's place, and is checked", "ranges", 0, 99, "copied", copies=True),
     ),
 }
 PLACED = {one.phase: one for order in ORDER.values() for one in order}

@@ -373,6 +373,19 @@ class CompactOptions(WorkOptions):
     lock_patience_s: int = _lock_patience_s(60)
 
 
+@dataclass(frozen=True)
+class ReferenceOptions(WorkOptions):
+    """The options of one reference, a foreign key to the key of a unique index.
+
+    parallelism: ranges at the same time.
+    lock_timeout_ms, lock_patience_s: as of a build, for the lock under which the foreign key is added.
+    """
+
+    parallelism: int = _parallelism("Ranges at the same time")
+    lock_timeout_ms: int = _lock_timeout_ms()
+    lock_patience_s: int = _lock_patience_s(60)
+
+
 def options_of(declared: type[WorkOptions]) -> tuple[Option, ...]:
     """The options of a class, its own before those about when and how hard it may work."""
     found = [replace(one.metadata[Option], name=one.name) for one in fields(declared)]

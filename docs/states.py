@@ -155,8 +155,8 @@ def wrap(words: str, width: int) -> tuple[str, ...]:
 
 
 def phases() -> Picture:
-    """The phases of a build, of a verification and of a compaction, and why each ends."""
-    picture = Picture("phases", "The phases of a build, of a verification, and of a compaction", 960, 290)
+    """The phases of a build, a verification, a compaction and a foreign key, and why each ends."""
+    picture = Picture("phases", "The phases of a build, a verification, a compaction and a foreign key", 960, 440)
     moves = {
         t.phase: (t.to_phase, t.reason)
         for t in TRANSITIONS
@@ -166,11 +166,12 @@ def phases() -> Picture:
         (20.0, 40, Phase.BUILD, "a build, after prepare, which is one transaction"),
         (20.0, 190, Phase.SUM, "a verification"),
         (600.0, 190, Phase.COMPACT, "a compaction"),
+        (20.0, 340, Phase.FILL, "a foreign key"),
     )
     for x, y, phase, title in rows:
         picture.parts.append("<g>" + text((x, y - 14), (title,), "{faint}", "start", 13) + "</g>")
         while True:
-            accent = phase in (Phase.BUILD, Phase.SUM, Phase.COMPACT)
+            accent = phase in (Phase.BUILD, Phase.SUM, Phase.COMPACT, Phase.FILL)
             picture.parts.append(Box(x, y, 92, 44, (phase.value,), "accent" if accent else "plain"))
             if phase not in moves:
                 break

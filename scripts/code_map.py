@@ -27,7 +27,7 @@ name every room.
 | an operation of any kind, and what operations leave | `engine/lifecycle.py`: all phases in one table; \
 `finalize.py`: what surrounds the last two; `clean_up.py`, `upkeep.py`, `install.py`; `abort.py` |
 | around the core, which doesn't notice when it is taken away | `metrics/`; `snapshot/`; `compact/`, `forecast/`; \
-`early/`, `governor/`, `partitions/`, `verify/` |
+`early/`, `governor/`, `partitions/`, `reference/`, `verify/` |
 | the core: the phases of a build, and what ends an index | `prepare.py`, `build.py`, `publish.py`, `drop.py`, \
 `revert.py`, `whole_rows.py`; `dry_run.py`, `seal.py`, `fold.py`; `apply_delta.py`, `switch.py` |
 | what the phases stand on | `apart.py`: what is asked of indexes over shards; `work/`: a phase at \

@@ -26,6 +26,7 @@ from airflow_roir.cli import (  # noqa: F401
     operations,
     partitions,
     plan,
+    reference,
     report,
     role,
     shard,

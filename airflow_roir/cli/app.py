@@ -32,7 +32,8 @@ gone; 143 as 129, by SIGTERM.
 LISTED = (
     *("init", "doctor", "role-sql", "dags", "plan", "build", "status", "pause", "resume", "change", "abort", "queue"),
     *("duplicates", "verify", "report", "revert", "compact", "rows-view", "clean-up", "drop", "metrics"),
-    *("attach-partition", "detach-partition", "sync-partitions", "on-conflict", "shard", "ship", "announce"),
+    *("attach-partition", "detach-partition", "sync-partitions", "on-conflict", "reference"),
+    *("shard", "ship", "announce"),
 )
 
 

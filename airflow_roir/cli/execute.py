@@ -89,6 +89,8 @@ def _print_result(database: Database, row: OperationRow, ended: OperationStatus,
     _exit_if_unfinished(database, ended, index)
     if row.kind == Kind.VERIFY:
         _print_report(report_of(database, row.id), as_json)
+    elif row.kind == Kind.REFERENCE:
+        print_overview(overview(database, index), as_json)
     else:
         _print_compaction(compaction.report_of(database, row.id), as_json)
 

@@ -17,6 +17,7 @@ from airflow_roir.option import Kind, Option
 from airflow_roir.options import (
     BuildOptions,
     CompactOptions,
+    ReferenceOptions,
     VerifyOptions,
     WorkOptions,
     checked,
@@ -119,7 +120,7 @@ def flag_of(option: Option) -> str:
 @functools.cache
 def _flags() -> dict[str, str]:
     """The flags of the options whose names are no words of English."""
-    every = (BuildOptions, VerifyOptions, CompactOptions)
+    every = (BuildOptions, VerifyOptions, CompactOptions, ReferenceOptions)
     return {one.name: flag_of(one) for of in every for one in options_of(of) if "_" in one.name and one.offered}
 
 

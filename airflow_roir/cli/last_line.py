@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # The exit code of a command that Ctrl-C ended, as shells have it.
 INTERRUPTED = 130
 # The commands that begin an operation.
-BEGINNING = ("build", "verify", "compact")
+BEGINNING = ("build", "verify", "compact", "reference")
 _begins = False
 
 

@@ -90,6 +90,8 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
     if one.unique:
         nulls = ", NULLs not distinct" if one.nulls_not_distinct else ""
         yield f"unique{nulls}: {_enforced(one)}"
+    for reference in one.references:
+        yield f"foreign key: {printable(reference)}"
     if one.revert_until is not None:
         old = next((g for g in one.generations if g.status == "retired"), None)
         if old is not None:

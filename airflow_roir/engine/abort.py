@@ -12,6 +12,7 @@ from airflow_roir.engine.control import long_pause, operations, removal, request
 from airflow_roir.engine.control.long_pause import LongPause
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.feeds import ends
+from airflow_roir.engine.reference import removal as removal_of_references
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.verify import record
 from airflow_roir.errors import LockNotAcquired
@@ -64,6 +65,13 @@ def finish_abort(
         if row.kind == Kind.VERIFY:
             conclude(connection, row, actor)
             return
+    if row.kind == Kind.REFERENCE:
+        made = removal_of_references.of_operation(database, operation_id)
+        if made is not None:
+            removal_of_references.remove(database, made, actor, report, patience_s)
+        with database.transaction() as connection:
+            conclude(connection, row, actor)
+        return
     if row.kind == Kind.COMPACT:
         # Segments that are swapped in stay.
         undo.take_back(database, operation_id, report, patience_s)

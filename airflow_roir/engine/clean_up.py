@@ -22,6 +22,8 @@ from airflow_roir.engine.health import faults
 from airflow_roir.engine.locks.locks import MOST_VANISHED
 from airflow_roir.engine.locks.table_lock import DENIED
 from airflow_roir.engine.partitions import remove_entries
+from airflow_roir.engine.reference import following
+from airflow_roir.engine.reference.listing import references_to
 from airflow_roir.engine.retry.trouble import Trouble, reason_of, trouble_of
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.sessions.server_timeline import in_one_history
@@ -48,6 +50,10 @@ SELECT DISTINCT i.id AS index_id, i.schema_name, i.name FROM roir.generation g J
 LIVING = """
 SELECT i.schema_name, i.name, max(o.id) AS operation_id FROM roir.index i JOIN roir.operation o ON o.index_id = i.id
  WHERE i.dropped_at IS NULL GROUP BY i.id ORDER BY i.id
+"""
+REFERRING = """
+SELECT r.*, i.schema_name, i.name AS index_name, i.source_oid
+  FROM roir.reference r JOIN roir.index i ON i.id = r.index_id ORDER BY r.id
 """
 DROPPING = "SELECT id AS index_id, schema_name, name FROM roir.index WHERE id = ANY (%(ids)s) ORDER BY id"
 
@@ -77,6 +83,7 @@ def clean_up(
         aborting = execute(connection, ABORTING).all()
         maintained = execute(connection, MAINTAINED).all()
         living = execute(connection, LIVING).all()
+        referring = execute(connection, REFERRING).all()
         dropping = execute(connection, DROPPING, {"ids": drop.half_dropped(connection)}).all()
     for row in aborting:
         _attempt(result, row, partial(_finish_abort, database, row.operation_id, actor, result, report))
@@ -89,6 +96,8 @@ def clean_up(
         _attempt(result, row, partial(upkeep.follow_partitions, database, row, result, report))
     for row in living:
         _attempt(result, row, partial(_look_for_problems, database, row, result))
+    for row in referring:
+        _attempt(result, row, partial(_follow_reference, database, row, actor, result, report))
     _attempt(result, None, partial(_settle_pauses, database, actor, result, tell, report))
     leaving: list[Any] = []
     _attempt(result, None, partial(_find_leaving, database, leaving))
@@ -106,6 +115,15 @@ def clean_up(
     _attempt(result, None, partial(_release_shards, database, result, report))
     _attempt(result, None, partial(_forget_duplicates, database))
     return result
+
+
+def _follow_reference(
+    database: Database, row: Any, actor: str, result: CleanUpReport, report: Callable[[str], None]
+) -> None:
+    following.follow(database, row, actor, report, database.limits.clean_up_s)
+    with database.transaction() as connection:
+        found = references_to(connection, [row.index_id]).get(row.index_id)
+    result.warnings += [line for line in (found.problems if found else ()) if line not in result.warnings]
 
 
 def _drop_invalid(database: Database, result: CleanUpReport, report: Callable[[str], None]) -> None:

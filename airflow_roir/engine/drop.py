@@ -8,7 +8,7 @@ from psycopg2 import errors as pg_errors
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from airflow_roir.definition import argument, parse_name
+from airflow_roir.definition import argument, parse_name, quote
 from airflow_roir.engine.control import operations, removal
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.feeds import ends
@@ -38,6 +38,7 @@ def drop_index(
         last = operations.newest_operation(connection, found.id)
         if last is not None and last.status in operations.LIVE:
             raise _unfinished(index, last)
+        _refuse_while_referenced(connection, found.id, index)
 
     kept: list[str] = []
 
@@ -48,6 +49,7 @@ def drop_index(
         now = operations.newest_operation(connection, found.id)
         if now is not None and now.status in operations.LIVE:
             raise _unfinished(index, now)
+        _refuse_while_referenced(connection, found.id, index)
         rows_view.drop(connection, found.id)
         view.drop(connection, operations.index_name(found), found.id)
         ids = removal.generations_of(connection, found.id)
@@ -98,6 +100,15 @@ def finish_drop(
         report(f"{line}; the next clean-up tries again")
 
 
+def _refuse_while_referenced(connection: Connection, index_id: int, index: str) -> None:
+    name = execute(connection, REFERENCE, {"index": index_id}).scalar()
+    if name is not None:
+        raise InvalidInput(
+            f"index {index} can't be dropped: foreign key {quote(name)} needs it. Nothing was changed. Remove the "
+            f"foreign key first: roir reference --remove TABLE {argument(index)}"
+        )
+
+
 def _unfinished(index: str, row: operations.OperationRow) -> OperationRunning:
     return OperationRunning(
         f"index {index} can't be dropped: {operations.named(row)} is {row.status}; abort it first: "
@@ -105,6 +116,7 @@ def _unfinished(index: str, row: operations.OperationRow) -> OperationRunning:
     )
 
 
+REFERENCE = "SELECT r.name FROM roir.reference r WHERE r.index_id = %(index)s ORDER BY r.id LIMIT 1"
 HALF_DROPPED = """
 SELECT i.id FROM roir.index i
  WHERE i.dropped_at IS NULL

@@ -39,6 +39,7 @@ from airflow_roir.engine.forecast import forecast, objections
 from airflow_roir.engine.governor.governing import governing
 from airflow_roir.engine.governor.surroundings import Surroundings
 from airflow_roir.engine.locks.table_lock import DENIED
+from airflow_roir.engine.reference import filling
 from airflow_roir.engine.sessions.kept_session import kept_sessions
 from airflow_roir.engine.sessions.server_timeline import in_one_history
 from airflow_roir.engine.snapshot.operation import OperationStatus, operation_status
@@ -67,6 +68,8 @@ PHASES: dict[Phase, PhaseWork] = {
         comparing.CHECK,
         # A compaction.
         compact_worker.PHASE,
+        # A reference.
+        filling.PHASE,
     )
 }
 

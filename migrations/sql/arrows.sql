@@ -5,7 +5,7 @@
 
 ALTER TABLE roir.operation
     ADD CONSTRAINT operation_phase
-        CHECK (phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'compact', 'done')),
+        CHECK (phase IN ('build', 'seal', 'fold', 'publish', 'sum', 'check', 'compact', 'fill', 'done')),
     ADD CONSTRAINT operation_phase_of_kind
         CHECK (phase = 'done' OR (kind, phase) IN (('create', 'build'),
                                                    ('create', 'seal'),
@@ -17,7 +17,8 @@ ALTER TABLE roir.operation
                                                    ('rebuild', 'publish'),
                                                    ('verify', 'sum'),
                                                    ('verify', 'check'),
-                                                   ('compact', 'compact')));
+                                                   ('compact', 'compact'),
+                                                   ('reference', 'fill')));
 
 -- The phases of each kind in their order. copies: rows are copied or compared in it.
 CREATE FUNCTION roir.phases() RETURNS TABLE (kind text, n integer, phase text, copies boolean)
@@ -32,7 +33,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
            ('rebuild', 3, 'publish', false),
            ('verify', 0, 'sum', true),
            ('verify', 1, 'check', true),
-           ('compact', 0, 'compact', true)
+           ('compact', 0, 'compact', true),
+           ('reference', 0, 'fill', true)
 $$;
 
 -- Which part of all work each phase is taken for. Only that it grows is promised: `seconds_left` is measured. A phase
@@ -54,6 +56,7 @@ BEGIN
         WHEN 'sum' THEN percent := 0 + 99 * compared;
         WHEN 'check' THEN percent := 0 + 99 * compared;
         WHEN 'compact' THEN percent := 0 + 99 * compared;
+        WHEN 'fill' THEN percent := 0 + 99 * copied;
     END CASE;
     RETURN trunc(percent::numeric, 1);
 END $$;
@@ -69,7 +72,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
                    ('paused', 'aborting'),
                    ('failed', 'aborting'),
                    ('aborting', 'aborted')) AS a (was, becomes)
-     CROSS JOIN unnest(ARRAY['build', 'seal', 'fold', 'publish', 'sum', 'check', 'compact']) AS p (phase)
+     CROSS JOIN unnest(ARRAY['build', 'seal', 'fold', 'publish', 'sum', 'check', 'compact', 'fill']) AS p (phase)
     UNION ALL
     VALUES ('operation', 'running build', 'running seal'),
            ('operation', 'running seal', 'running fold'),
@@ -78,6 +81,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
            ('operation', 'running sum', 'running check'),
            ('operation', 'running check', 'completed done'),
            ('operation', 'running compact', 'completed done'),
+           ('operation', 'running fill', 'completed done'),
            ('generation', 'building capture', 'building direct'),
            ('generation', 'building direct', 'active active'),
            ('generation', 'active active', 'retired active'),

@@ -401,3 +401,19 @@ COMMENT ON COLUMN roir.event.at IS 'several events of one transaction keep their
 COMMENT ON COLUMN roir.event.actor IS 'the role';
 COMMENT ON COLUMN roir.event.action IS 'what was done';
 COMMENT ON COLUMN roir.event.detail IS 'why, or with what';
+
+COMMENT ON TABLE roir.reference IS
+    'A foreign key of a table, the child, to the key of a unique index. `roir reference --remove` deletes the row.';
+COMMENT ON COLUMN roir.reference.name IS 'the constraint of the child';
+COMMENT ON COLUMN roir.reference.key_columns IS 'the child''s columns that hold the index''s key, in its order';
+COMMENT ON COLUMN roir.reference.added_columns IS
+    'the child''s columns that hold the other columns of the parent''s primary key';
+COMMENT ON COLUMN roir.reference.made_columns IS 'those of them that the child did not have before';
+COMMENT ON COLUMN roir.reference.on_delete IS
+    'what a delete of the parent''s row does: no-action, restrict, cascade, set-null, set-default';
+COMMENT ON COLUMN roir.reference.on_update IS 'what a change of its key does: no-action, cascade';
+COMMENT ON COLUMN roir.reference.deferred IS 'the check comes at the commit';
+COMMENT ON COLUMN roir.reference.status IS
+    'filling: new rows are checked, older ones are being filled; active: all rows are checked';
+COMMENT ON COLUMN roir.reference.created_by IS 'who began it';
+COMMENT ON COLUMN roir.reference.created_at IS 'when it began';

@@ -173,7 +173,7 @@ DECLARE
     wrong text[];
 BEGIN
     SELECT string_agg(l.name, ', ' ORDER BY l.ordinal) INTO others FROM roir.live_options() l
-     WHERE wishes ->> l.name IS NOT NULL AND l.of_builds AND o.kind IN ('verify', 'compact');
+     WHERE wishes ->> l.name IS NOT NULL AND l.of_builds AND o.kind IN ('verify', 'compact', 'reference');
     IF others IS NOT NULL THEN
         wrong := wrong || format('%s: a %s has no such option; the other options change', others,
                                  CASE o.kind WHEN 'verify' THEN 'verification' ELSE 'compaction' END);

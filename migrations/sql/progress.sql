@@ -147,7 +147,7 @@ BEGIN
     IF EXISTS (SELECT FROM roir.phases() x WHERE x.phase = o.phase AND x.copies) THEN
         rows_per_second := recent.rows / nullif(recent.seconds, 0);
     END IF;
-    IF o.kind IN ('verify', 'compact') THEN
+    IF o.kind IN ('verify', 'compact', 'reference') THEN
         IF w.percent > 0 THEN
             likely := w.worked * (100 - w.percent) / w.percent;
             low := likely * 0.6;

@@ -52,7 +52,7 @@ SELECT clock_timestamp() AS now,
        o.id AS operation_id, o.kind,
        CASE WHEN b.abandoned_since IS NULL THEN o.status ELSE 'abandoned' END AS status, o.phase,
        w.percent::float8 AS percent_complete, w.rows, o.rows_estimate,
-       round(CASE WHEN o.kind IN ('verify', 'compact') THEN w.rows / nullif(w.worked, 0)
+       round(CASE WHEN o.kind IN ('verify', 'compact', 'reference') THEN w.rows / nullif(w.worked, 0)
                   ELSE w.rows / nullif(CASE o.phase WHEN 'build' THEN w.in_phase
                                                      ELSE (o.phase_seconds ->> 'build')::float8 END, 0)
              END) AS rows_per_second,

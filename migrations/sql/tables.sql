@@ -166,7 +166,8 @@ CREATE TABLE roir.operation (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     index_id bigint NOT NULL REFERENCES roir.index (id),
     generation_id bigint NOT NULL REFERENCES roir.generation (id),
-    kind text NOT NULL CONSTRAINT operation_kind CHECK (kind IN ('create', 'rebuild', 'verify', 'compact')),
+    kind text NOT NULL
+        CONSTRAINT operation_kind CHECK (kind IN ('create', 'rebuild', 'verify', 'compact', 'reference')),
     status text NOT NULL CONSTRAINT operation_status
         CHECK (status IN ('running', 'paused', 'completed', 'failed', 'aborting', 'aborted')),
     phase text NOT NULL,
@@ -332,3 +333,21 @@ CREATE TABLE roir.early_hashes (
 );
 -- They don't compress.
 ALTER TABLE roir.early_hashes ALTER COLUMN hashes SET STORAGE EXTERNAL;
+
+CREATE TABLE roir.reference (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    index_id bigint NOT NULL REFERENCES roir.index (id),
+    operation_id bigint REFERENCES roir.operation (id),
+    name text NOT NULL,
+    key_columns jsonb NOT NULL,
+    added_columns jsonb NOT NULL,
+    made_columns jsonb NOT NULL,
+    on_delete text NOT NULL,
+    on_update text NOT NULL,
+    deferred boolean NOT NULL,
+    status text NOT NULL DEFAULT 'filling' CONSTRAINT reference_status CHECK (status IN ('filling', 'active')),
+    created_by text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX reference_index_id_idx ON roir.reference (index_id);
+CREATE UNIQUE INDEX reference_operation ON roir.reference (operation_id);

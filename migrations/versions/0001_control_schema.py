@@ -28,6 +28,7 @@ TOPICS = (
     "rights",
     "entries",
     "capture",
+    "references",
     "on_conflict",
     "owners",
     "partitions",

@@ -60,6 +60,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "status": (),
     "sync-partitions": ("t",),
     "on-conflict": ("t",),
+    "reference": ("t(k)", "ix", "--without-spark"),
     "verify": ("ix", "--without-spark"),
 }
 # They ask no database of theirs, or, like doctor, name the pool among other findings.

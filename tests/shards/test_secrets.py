@@ -67,6 +67,7 @@ COMMANDS = {
     "detach-partition": ("t1",),
     "sync-partitions": ("t",),
     "on-conflict": ("t",),
+    "reference": ("t(k)", "i", "--without-spark"),
     "shard add": ("s0",),
     "shard list": ("--check",),
     "shard remove": ("s0",),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 # No user's search_path matters here. If a policy hid rows, the careful path would remove their entries: so the function
 # fails instead.
-_PINNED = "SET search_path = pg_catalog, pg_temp SET row_security = off"
+PINNED = "SET search_path = pg_catalog, pg_temp SET row_security = off"
 
 
 def function(name: str, text: str, settings: str = "") -> str:
     """A statement that makes a function of a trigger. settings: SQL that pins more settings."""
-    return _function(f"{name}() RETURNS trigger", f" SECURITY DEFINER {_PINNED}{settings}", text)
+    return _function(f"{name}() RETURNS trigger", f" SECURITY DEFINER {PINNED}{settings}", text)
 
 
 def called_function(name: str, parameters: str, text: str) -> str:

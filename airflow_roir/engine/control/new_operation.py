@@ -34,7 +34,13 @@ PATIENCE_S = 60.0
 HELD_BY = ["RowShareLock", "AccessExclusiveLock"]
 TABLES = "SELECT %(oid)s::bigint UNION ALL SELECT relation::bigint FROM roir.partition_tree(%(oid)s)"
 
-DOES = {Kind.CREATE: "builds", Kind.REBUILD: "builds", Kind.VERIFY: "verifies", Kind.COMPACT: "compacts"}
+DOES = {
+    Kind.CREATE: "builds",
+    Kind.REBUILD: "builds",
+    Kind.VERIFY: "verifies",
+    Kind.COMPACT: "compacts",
+    Kind.REFERENCE: "makes a foreign key to",
+}
 STATUS = "SELECT status FROM roir.generation WHERE id = %(id)s"
 SET_ROWS = "UPDATE roir.operation SET rows_estimate = %(rows)s WHERE id = %(operation)s"
 # columns, values: of the row, by their names.

@@ -23,6 +23,7 @@ from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation.feeds import TABLE_OF
 from airflow_roir.engine.health.in_passing import warnings_of_many
 from airflow_roir.engine.partitions.remove_entries import still_hidden
+from airflow_roir.engine.reference.listing import References, references_to
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.enforced import why_not_of_many
 from airflow_roir.engine.snapshot.querying import QUERIES
@@ -83,6 +84,7 @@ SELECT i.schema_name, i.name, bool_or(g.status = 'active') AS published, bool_or
   FROM roir.index i LEFT JOIN roir.generation g ON g.index_id = i.id
  WHERE i.dropped_at IS NULL GROUP BY i.id
 """
+NO_REFERENCES = References((), ())
 NOT_PUBLISHED = "it isn't published yet"
 # Partitions whose entries the readers of the index still see.
 GONE = """
@@ -141,6 +143,7 @@ class IndexFacts:
         now: the capture misses writes, or a verification found such rows (docs/unique.md); null if none can.
     queries: the statements that read the index: its view, and whole rows of the table; … stands for a value; and a
     GRANT if the table's owner may not read the view.
+    references: the foreign keys to a unique index, by `roir reference` (docs/unique.md#foreign-keys).
     segments: the segments that readers see; `--segments` alone shows them.
     """
 
@@ -168,6 +171,7 @@ class IndexFacts:
     announced_by: str | None = None
     strict_problem: str | None = None
     queries: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -211,6 +215,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
     asked = {row.id: (row.newest, str(operations.index_name(row))) for row in rows if row.newest is not None}
     faults = warnings_of_many(connection, asked, still_hidden)
     gone = _grouped(execute(connection, GONE, {"indexes": ids}).all())
+    referring = references_to(connection, ids)
     unsure = why_not_of_many(connection, _unique(rows, generations))
 
     def takes(generation: int) -> int:
@@ -231,6 +236,8 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
             for partition in gone.get(row.id, ())
             if source is not None
         ]
+        referenced = referring.get(row.id, NO_REFERENCES)
+        warnings += referenced.problems
         if shown is None and have:
             warnings.append(operations.KEPT.format(index=name))
         warnings += [
@@ -269,6 +276,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 announced_by=row.announced_by,
                 strict_problem=NOT_PUBLISHED if row.table_apart and not active else row.strict_problem,
                 queries=tuple(row.queries or ()) if active else (),
+                references=referenced.lines,
                 segments=parts,
             )
         )

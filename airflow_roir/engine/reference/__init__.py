@@ -1,0 +1,1 @@
+"""Foreign keys to the key of a unique index (docs/unique.md#foreign-keys)."""
