@@ -9,6 +9,7 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine import abort, lifecycle
 from airflow_roir.engine.clean_up import clean_up
 from airflow_roir.engine.control import requests
@@ -18,7 +19,7 @@ from airflow_roir.engine.drop import drop_index
 from airflow_roir.engine.reference import filling, prepare, removal
 from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.errors import IllegalTransition, InvalidInput, NotFound, OrphansFound, RoirError
-from airflow_roir.options import ReferenceOptions
+from airflow_roir.options import BuildOptions, ReferenceOptions
 from tests.conftest import run_sql
 from tests.engine import referring, steps
 from tests.engine.interposed import Killed, before
@@ -318,6 +319,16 @@ def test_an_index_that_is_not_unique_is_refused(database: Database, dsn: str) ->
     referring.make_child(dsn)
     steps.make_index(database, INDEX, "orders", "id")
     with pytest.raises(InvalidInput, match="needs a unique index"):
+        referring.begin(database)
+
+
+def test_an_index_with_a_condition_is_refused(database: Database, dsn: str) -> None:
+    referring.make_parent(dsn)
+    referring.make_child(dsn)
+    definition = IndexDefinition.parse(INDEX, "orders", "id", unique=True, where="v > 2")
+    begun = lifecycle.prepare(database, definition, BuildOptions(), "test")
+    lifecycle.drive(database, begun.index, "test")
+    with pytest.raises(InvalidInput, match="has a condition"):
         referring.begin(database)
 
 

@@ -81,7 +81,7 @@ def _sets(table: str, state: str) -> str:
     match table, state.split(" "):
         case "operation", [status, phase]:
             ended = status in (Status.COMPLETED.value, Status.ABORTED.value)
-            kinds = {Phase.SUM: "verify", Phase.CHECK: "verify", Phase.COMPACT: "compact"}
+            kinds = {Phase.SUM: "verify", Phase.CHECK: "verify", Phase.COMPACT: "compact", Phase.FILL: "reference"}
             kind = kinds.get(Phase(phase), "create")
             sets += [f"finished_at = {'now()' if ended else 'NULL'}", f"kind = '{kind}'", "error = 'by hand'"]
         case "generation", _:

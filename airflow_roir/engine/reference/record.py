@@ -61,6 +61,8 @@ def plan(
     where = f"table {child.name}"
     if not entry.unique:
         raise InvalidInput(f"table {parent.name}: a foreign key needs a unique index; build one: roir build --unique")
+    if entry.condition is not None:
+        raise InvalidInput(f"table {parent.name}: the index has a condition, so it hasn't all rows; use another one")
     if outside := [column.source for column in key if not column.primary_key]:
         raise InvalidInput(
             f"table {parent.name}: column {outside[0]} isn't in the primary key; a foreign key can only reference a "

@@ -48,9 +48,9 @@ class OperationStatus:
     Durations are in seconds. docs/reference/status.md is made from this list.
 
     index, source, operation_id: the index, its source table, and the number of the operation.
-    kind: `create`, `rebuild`, `verify` or `compact`.
+    kind: `create`, `rebuild`, `verify`, `compact` or `reference`.
     status: `running`, `abandoned`, `paused`, `completed`, `failed`, `aborting`, `aborted`.
-    phase: `build`, `seal`, `fold`, `publish`, `sum`, `check`, `compact`, `done`.
+    phase: `build`, `seal`, `fold`, `publish`, `sum`, `check`, `compact`, `fill`, `done`.
     percent_complete: how much of the work is done, 0 to 100; never falls. In a build copying counts 60, sealing
         25, the comparison 12.
     rows, rows_estimate: source rows copied so far; source rows as estimated by the prepare.
