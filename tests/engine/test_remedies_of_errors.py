@@ -69,6 +69,12 @@ ELSEWHERE = {
     "Run roir rows-view for its index": "test_rows_view.py",
     "has no unique index: build one by roir build --unique first": "test_on_conflict_cases.py",
     "Make sure that it finds each row once": "test_rows_view_writes.py",
+    "a foreign key needs a unique index; build one: roir build": "test_reference.py",
+    "Run roir reference as a superuser": "test_reference.py",
+    "Remove the foreign key first: roir reference --remove": "test_reference.py",
+    "or their parents, for longer than": "test_reference.py",
+    "is unfinished; abort it: roir abort {}": "test_reference.py",
+    "has no foreign key to index {}; `roir status` names all": "test_reference.py",
 }
 REMEDY = re.compile(
     rf"\broir (?:{'|'.join(command for command in COMMANDS if command != 'spark-server')})\b|SELECT roir\."
