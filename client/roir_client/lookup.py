@@ -6,13 +6,13 @@ the same types. There they become constants of their types. So a look-up compare
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from roir_client.registry import Index
+from roir_client.registry import Index, KeyColumn
 
 EQUAL, ONE_OF, NULL = "=", "IN", "IS NULL"
-FOUND = "found"
+FOUND, MANY = "found", "many"
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Found:
     """The answer of `roir.look_up`: the primary keys of the rows, as texts."""
 
     outcome: str
-    keys: Sequence[Sequence[str]] | None
-    said: str | None
+    keys: Sequence[Sequence[str]] | None = None
+    said: str | None = None
 
     def constants(self, column: int) -> str:
         """SQL for `IN` of the values that the rows have in a column of the primary key.
@@ -33,6 +33,13 @@ class Found:
         return ", ".join(_quoted(value) for value in values) or "NULL"
 
 
+def answer(told: Sequence[Sequence[str]] | Sequence[str], most: int) -> Found:
+    """What `roir.look_up` has found: the rows, or why nothing is known."""
+    if told and isinstance(told[0], str):
+        return Found(told[0], said=str(told[1]) if len(told) > 1 else None)
+    return Found(FOUND, told) if len(told) <= most else Found(MANY)
+
+
 # Drivers and SQLAlchemy take % and : for parameters.
 _ESCAPED = str.maketrans({"'": "''", "%": "\\045", ":": "\\072"})
 
@@ -41,35 +48,47 @@ def _quoted(value: str) -> str:
     return "E'" + value.replace("\\", "\\\\").translate(_ESCAPED) + "'"
 
 
-def condition(kind: str, values: Sequence[str], accepts: Sequence[tuple[int, str]]) -> str:
-    """SQL for one of the conditions of `roir.look_up`. values: SQL for the values. accepts: of the key column."""
-    if kind == NULL:
-        return f"'{NULL}'"
-    constants = [_constant(value, accepts) for value in values]
-    if kind == EQUAL:
-        return f"'= ' || {constants[0]}"
-    return f"'IN (' || {' || chr(44) || '.join(constants)} || ')'"
-
-
-def _constant(value: str, accepts: Sequence[tuple[int, str]]) -> str:
-    """NULL if the B-tree can't serve a comparison with the value's type."""
-    casts = " ".join(f"WHEN {oid} THEN {_quoted(cast)}" for oid, cast in accepts)
-    return f"format('%L', {value}) || CASE CAST(pg_typeof({value}) AS oid) {casts} END"
-
-
-def statement(index: Index, named: Sequence[str], columns: Sequence[str], conditions: Sequence[str], most: int) -> str:
+def statement(
+    index: Index, named: Sequence[str], asked: Sequence[tuple[KeyColumn, str, Sequence[str]]], most: int
+) -> str:
     """The statement that looks up.
 
-    named: the table's schema, perhaps, and name, as the application's statement has them. columns, conditions: what
-    is compared, and SQL for how.
+    named: the table's schema, perhaps, and name, as the application's statement has them. asked: the columns, each with
+    how it is compared, and SQL for the values.
     """
     name = ".".join('"' + part.replace('"', '""') + '"' for part in named)
-    return (
-        f"SELECT outcome, keys, said FROM roir.look_up({index.generation}, CAST({index.view} AS oid), "
-        f"CAST({index.source} AS oid), {_quoted(name)}, {_texts(columns)}, ARRAY[{', '.join(conditions)}], "
-        f"{_texts(index.identity)}, {most})"
+    arguments = (
+        str(index.generation),
+        str(index.view),
+        str(index.source),
+        _quoted(name),
+        _array(column.name for column, _, _ in asked),
+        _array(kind for _, kind, _ in asked),
+        _array("{" + ",".join(map(str, column.accepts)) + "}" for column, _, _ in asked),
+        _array(index.identity),
+        str(most),
+        f"ARRAY[{', '.join(_types(values) for _, _, values in asked)}]",
+        f"ARRAY[{', '.join(_literal(kind, values) for _, kind, values in asked)}]",
     )
+    return f"SELECT roir.look_up({', '.join(arguments)})"
 
 
-def _texts(values: Sequence[str]) -> str:
-    return f"ARRAY[{', '.join(map(_quoted, values))}]"
+def _array(texts: Iterable[str]) -> str:
+    """A constant, which the server parses faster than the array's elements."""
+    elements = (text.replace("\\", "\\\\").replace('"', '\\"') for text in texts)
+    return _quoted("{" + ",".join(f'"{element}"' for element in elements) + "}")
+
+
+def _types(values: Sequence[str]) -> str:
+    if not values:
+        return "NULL"
+    return f"concat_ws(',', {', '.join(f'CAST(pg_typeof({value}) AS oid)' for value in values)})"
+
+
+def _literal(kind: str, values: Sequence[str]) -> str:
+    if not values:
+        return "NULL"
+    if kind == EQUAL:
+        return f"format('%L', {values[0]})"
+    texts = ", ".join(f"format('%s', {value})" for value in values)
+    return f"format('%L', ARRAY[{texts}])"

@@ -12,6 +12,7 @@ from typing import Any
 _CAST = """VALUES ('pg_catalog.text', 'pg_catalog.varchar'), ('pg_catalog.numeric', 'pg_catalog.int2'),
                   ('pg_catalog.numeric', 'pg_catalog.int4'), ('pg_catalog.numeric', 'pg_catalog.int8'),
                   ('pg_catalog.float8', 'pg_catalog.numeric'), ('pg_catalog.float4', 'pg_catalog.numeric')"""
+LOOK_UP = "roir.look_up(bigint,oid,oid,text,text[],text[],text[],text[],integer,text[],text[])"
 # One JSON text, or NULL in a database without indexes that can be looked up in.
 INDEXES = f"""
 WITH RECURSIVE found AS (
@@ -33,7 +34,7 @@ WITH RECURSIVE found AS (
       JOIN pg_catalog.pg_class s ON s.oid = sd.refobjid AND s.relkind = 'p'
      WHERE b.relkind = 'p' AND b.relname ~ '^g[0-9]+$'
        AND pg_catalog.has_table_privilege(v.oid, 'SELECT')
-       AND pg_catalog.to_regprocedure('roir.look_up(bigint,oid,oid,text,text[],text[],text[],integer)') > 0::oid
+       AND pg_catalog.to_regprocedure('{LOOK_UP}') > 0::oid
 ),
 tree (source, relation, kind) AS (
     SELECT DISTINCT f.source, f.source, 'p'::"char" FROM found f
@@ -49,15 +50,13 @@ cast_from (class_type, type) AS (
 ),
 key AS (
     SELECT f.view, k.position, va.attname AS name,
-           (SELECT pg_catalog.jsonb_object_agg(t.oid, '::' || pg_catalog.quote_ident(tn.nspname) || '.'
-                                                      || pg_catalog.quote_ident(t.typname))
-                   || '{{"705": ""}}'
+           (SELECT pg_catalog.json_agg(t.oid ORDER BY t.oid)
               FROM (SELECT m.amoprighttype FROM pg_catalog.pg_amop m
                      WHERE m.amopfamily = o.opcfamily AND m.amoplefttype = o.opcintype AND m.amopstrategy = 3
-                    UNION SELECT va.atttypid
+                    -- That of a value without a type.
+                    UNION VALUES (va.atttypid), (705)
                     UNION SELECT x.type FROM cast_from x WHERE x.class_type = o.opcintype) a (oid)
-              JOIN pg_catalog.pg_type t ON t.oid = a.oid AND t.typtype <> 'p'
-              JOIN pg_catalog.pg_namespace tn ON tn.oid = t.typnamespace) AS accepts,
+              JOIN pg_catalog.pg_type t ON t.oid = a.oid AND (t.typtype <> 'p' OR t.oid = 705)) AS accepts,
            coalesce(va.attcollation = sa.attcollation AND va.atttypid = coalesce(nullif(st.typbasetype, 0), st.oid),
                     false) AS alike
       FROM found f
@@ -101,10 +100,10 @@ SELECT pg_catalog.json_agg(pg_catalog.json_build_object(
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A column of an index's B-tree. accepts: the types that it can be compared with: oids, and casts to them."""
+    """A column of an index's B-tree. accepts: oids of the types that it can be compared with."""
 
     name: str
-    accepts: tuple[tuple[int, str], ...]
+    accepts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def _index(row: Mapping[str, object]) -> Index | None:
         if not column["alike"]:
             break
         accepts: Any = column["accepts"]
-        key.append(KeyColumn(str(column["name"]), tuple((int(oid), str(how)) for oid, how in accepts.items())))
+        key.append(KeyColumn(str(column["name"]), tuple(map(int, accepts))))
     identity = _names(row["identity"])
     if not key or not identity or not row["prunes"]:
         return None

@@ -196,7 +196,8 @@ class Indexes(Use):
         values = {f"v{i}_{j}": value for i, some in enumerate(asked) for j, value in enumerate(some)}
         streams = connection.get_execution_options().get("stream_results")
         options = {"stream_results": False} if streams else None
-        return Found(*connection.exec_driver_sql(sent.sql, sent.parameters(values), options).one())
+        told = connection.exec_driver_sql(sent.sql, sent.parameters(values), options).scalar_one()
+        return lookup.answer(told, self.most_rows)
 
 
 # By engine: an engine that is given again has new options, not two look-ups.
@@ -318,12 +319,11 @@ def _asked(target: Target, context: Any, most: int) -> list[Sequence[Any]] | Non
 
 def _lookup_statement(target: Target, sizes: Sequence[int], most: int, dialect: Any) -> _Sent:
     names = [[f"v{i}_{j}" for j in range(size)] for i, size in enumerate(sizes)]
-    conditions = [
-        lookup.condition(pin.kind, [f":{name}" for name in some], pin.column.accepts)
-        for pin, some in zip(target.pins, names, strict=True)
+    asked = [
+        (pin.column, pin.kind, [f":{name}" for name in some]) for pin, some in zip(target.pins, names, strict=True)
     ]
     named = [part for part in target.named if part is not None]
-    sql = lookup.statement(target.index, named, [pin.column.name for pin in target.pins], conditions, most)
+    sql = lookup.statement(target.index, named, asked, most)
     binds = [bindparam(name, type_=pin.type) for pin, some in zip(target.pins, names, strict=True) for name in some]
     compiled = text(sql).bindparams(*binds).compile(dialect=dialect)
     process = {bind.key: bind.type.dialect_impl(dialect).bind_processor(dialect) for bind in binds}

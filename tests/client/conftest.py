@@ -1,15 +1,15 @@
-"""Databases of the shop, cloned from one that has its indexes."""
+"""Databases of the shop and of the zoo, cloned from one that has their indexes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import tests.client.django_shop.set_up  # noqa: F401
-from tests.client import shop
+from tests.client import shop, zoo
 from tests.client.django_shop import databases
 from tests.conftest import database_dsn, run_sql
 
@@ -38,3 +38,26 @@ def django_shop(shop_dsn: str) -> Iterator[Any]:
     """The Django project's connection to a copy of the shop."""
     yield databases.point(shop_dsn)
     databases.leave()
+
+
+@pytest.fixture(scope="session")
+def zoo_template(server: str) -> str:
+    """The name of the database with the zoo and its indexes."""
+    run_sql(server, "CREATE DATABASE zoo TEMPLATE roir_template")
+    zoo.make(database_dsn(server, "zoo"))
+    return "zoo"
+
+
+@pytest.fixture
+def zoo_copy(server: str, zoo_template: str) -> Iterator[Callable[[], str]]:
+    """Makes copies of the zoo: gives the DSN of each."""
+    names: list[str] = []
+
+    def make() -> str:
+        names.append(f"zoo_{next(_numbers)}")
+        run_sql(server, f"CREATE DATABASE {names[-1]} TEMPLATE {zoo_template}")
+        return database_dsn(server, names[-1])
+
+    yield make
+    for name in names:
+        run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")

@@ -20,9 +20,8 @@ from roir_client.django import indexes, restriction, shape
 from roir_client.django.restriction import Indexes
 from tests.client import zoo, zoo_django
 from tests.client.django_shop import databases
-from tests.conftest import database_dsn, run_sql
+from tests.conftest import run_sql
 
-_numbers = itertools.count(1)
 EFFECTS = ("SELECT z::text FROM zoo z ORDER BY id, part", "SELECT p::text FROM pets p ORDER BY id")
 # How many scripts a broken variant may need.
 MOST_SCRIPTS = 300
@@ -114,31 +113,18 @@ def _refused(error: Error) -> tuple[str, Any]:
     return "refused", getattr(error.__cause__, "sqlstate", None)
 
 
-@pytest.fixture(scope="module")
-def zoo_template(server: str) -> str:
-    """The name of a database with the zoo and its indexes."""
-    run_sql(server, "CREATE DATABASE zoo_django TEMPLATE roir_template")
-    zoo.make(database_dsn(server, "zoo_django"))
-    return "zoo_django"
-
-
 @pytest.fixture
-def twins(server: str, zoo_template: str) -> Iterator[Callable[..., Twins]]:
+def twins(zoo_copy: Callable[[], str]) -> Iterator[Callable[..., Twins]]:
     """Makes twins, with options of the connections."""
     made: list[Twins] = []
-    names = [f"zoo_django_{next(_numbers)}" for _ in ALIASES]
 
     def make(**options: Any) -> Twins:
-        for name in names:
-            run_sql(server, f"CREATE DATABASE {name} TEMPLATE {zoo_template}")
-        made.append(Twins([database_dsn(server, name) for name in names], options))
+        made.append(Twins([zoo_copy(), zoo_copy()], options))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
-    for name in names:
-        run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.mark.parametrize("seeds", [range(n, n + 200) for n in range(0, 2000, 200)], ids=str)

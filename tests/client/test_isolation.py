@@ -140,5 +140,5 @@ def test_each_statement_looks_up_again(shop_dsn: str) -> None:
         committed(shop_dsn, OTHERS["moved"][0])
         committed(shop_dsn, OTHERS["new"][0])
         assert sorted(connection.execute(FOUND).scalars()) == [57, 207, 357, 507, 999]
-    assert sum("FROM roir.look_up" in statement for statement in heard.statements) == 2
+    assert sum("SELECT roir.look_up" in statement for statement in heard.statements) == 2
     engine.dispose()

@@ -6,26 +6,27 @@ variants of the client are found.
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BooleanClauseList, Cast
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.util import greenlet_spawn
 
 from roir_client import lookup, shape
 from roir_client.sqlalchemy import Indexes, use_indexes
 from tests.client import zoo
 from tests.client.zoo import Animal
-from tests.conftest import database_dsn, run_sql
 
-_numbers = itertools.count(1)
 EFFECTS = (text("SELECT z::text FROM zoo z ORDER BY id, part"), text("SELECT p::text FROM pets p ORDER BY id"))
 # How many scripts a broken variant may need.
 MOST_SCRIPTS = 300
@@ -35,13 +36,18 @@ class Twins:
     """Two databases with the same rows. The statements of the first engine use the indexes."""
 
     def __init__(self, dsns: list[str], driver: str) -> None:
-        self.engines = [create_engine(dsn.replace("postgresql://", f"postgresql+{driver}://", 1)) for dsn in dsns]
+        urls = [dsn.replace("postgresql://", f"postgresql+{driver}://", 1) for dsn in dsns]
+        self.loop = asyncio.new_event_loop() if driver == "asyncpg" else None
+        self.engines = [create_async_engine(url).sync_engine if self.loop else create_engine(url) for url in urls]
         self.others = [create_engine(dsn.replace("postgresql://", "postgresql+psycopg2://", 1)) for dsn in dsns]
         self.indexes = use_indexes(self.engines[0], least_partitions=1, most_rows=1000, refresh_s=3600)
 
     def difference(self, seed: int) -> str | None:
         """The first difference after a script, or None."""
-        told = [self._played(seed, engine, other) for engine, other in zip(self.engines, self.others, strict=True)]
+        told = [
+            self._called(lambda twins: self._played(seed, *twins), twins)
+            for twins in zip(self.engines, self.others, strict=True)
+        ]
         for step, (with_, without) in enumerate(zip(*told, strict=True)):
             if with_ != without:
                 level, steps, _ = zoo.script(seed)
@@ -49,6 +55,12 @@ class Twins:
                     f"{kind}: {what}" for kind, what in steps
                 )
         return None
+
+    def _called(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """The result of a function that uses an engine."""
+        if self.loop is None:
+            return function(argument)
+        return self.loop.run_until_complete(greenlet_spawn(function, argument))
 
     def _played(self, seed: int, engine: Engine, other: Engine) -> list[Any]:
         level, steps, commits = zoo.script(seed)
@@ -94,7 +106,9 @@ class Twins:
 
     def close(self) -> None:
         for engine in [*self.engines, *self.others]:
-            engine.dispose()
+            self._called(Engine.dispose, engine)
+        if self.loop is not None:
+            self.loop.close()
 
 
 def _shown(value: Any) -> Any:
@@ -114,37 +128,22 @@ def _error(error: SQLAlchemyError) -> Any:
     return type(error).__name__, getattr(orig, "pgcode", None) or getattr(orig, "sqlstate", None)
 
 
-@pytest.fixture(scope="module")
-def zoo_template(server: str) -> str:
-    """The name of a database with the zoo and its indexes."""
-    run_sql(server, "CREATE DATABASE zoo TEMPLATE roir_template")
-    zoo.make(database_dsn(server, "zoo"))
-    return "zoo"
-
-
 @pytest.fixture
-def twins(server: str, zoo_template: str) -> Iterator[Callable[[str], Twins]]:
+def twins(zoo_copy: Callable[[], str]) -> Iterator[Callable[[str], Twins]]:
     """Makes twins for a driver."""
     made: list[Twins] = []
-    names: list[str] = []
 
     def make(driver: str) -> Twins:
-        pair = [f"zoo_{next(_numbers)}" for _ in range(2)]
-        for name in pair:
-            run_sql(server, f"CREATE DATABASE {name} TEMPLATE {zoo_template}")
-        names.extend(pair)
-        made.append(Twins([database_dsn(server, name) for name in pair], driver))
+        made.append(Twins([zoo_copy(), zoo_copy()], driver))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
-    for name in names:
-        run_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.mark.parametrize("seeds", [range(n, n + 200) for n in range(0, 4000, 200)], ids=str)
-@pytest.mark.parametrize("driver", ["psycopg2", "psycopg"])
+@pytest.mark.parametrize("driver", ["psycopg2", "psycopg", "asyncpg"])
 @pytest.mark.sample(0)
 @pytest.mark.usefixtures("deadlocks_meant")
 def test_nothing_differs_from_a_twin_without_indexes(twins: Callable[[str], Twins], driver: str, seeds: range) -> None:
@@ -230,13 +229,17 @@ def ignores_a_function(patch: pytest.MonkeyPatch) -> None:
 
 
 def compares_texts(patch: pytest.MonkeyPatch) -> None:
-    def broken(kind: str, values: Any, accepts: str) -> str:
-        if kind != lookup.EQUAL:
-            return condition(kind, values, accepts)
-        return f"'OPERATOR(pg_catalog.||) '''' = ' || format('%L::text', {values[0]})"
+    def broken(index: Any, named: Any, asked: Any, most: int) -> str:
+        as_text = [
+            (replace(one, accepts=(25, 705)), kind.replace(lookup.EQUAL, "OPERATOR(pg_catalog.||) '' ="), some)
+            for one, kind, some in asked
+        ]
+        return statement(index, named, as_text, most)
 
-    condition = lookup.condition
-    patch.setattr(lookup, "condition", broken)
+    statement, literal = lookup.statement, lookup._literal
+    patch.setattr(lookup, "statement", broken)
+    patch.setattr(lookup, "_types", lambda values: "'25'" if values else "NULL")
+    patch.setattr(lookup, "_literal", lambda kind, values: literal(kind[-1:] if "=" in kind else kind, values))
 
 
 def takes_any_is_null(patch: pytest.MonkeyPatch) -> None:

@@ -172,23 +172,20 @@ def _is_aborted(connection: Any) -> bool:
 
 
 def _look_up(connection: Any, target: Target, asked: Sequence[Sequence[str]], most: int) -> Found:
-    conditions = [
-        lookup.condition(pin.kind, values, column.accepts)
-        for (column, pin), values in zip(target.pins, asked, strict=True)
-    ]
-    sql = lookup.statement(target.index, target.named, [column.name for column, _ in target.pins], conditions, most)
+    some = [(column, pin.kind, values) for (column, pin), values in zip(target.pins, asked, strict=True)]
+    sql = lookup.statement(target.index, target.named, some, most)
     alone = connection.get_autocommit()
     if alone:
         if connection.isolation_level not in (None, IsolationLevel.READ_COMMITTED):
-            return Found("isolation", None, None)
-        sql = f"SELECT outcome, keys, said, current_setting('transaction_isolation') FROM ({sql}) found"
+            return Found("isolation")
+        sql += ", current_setting('transaction_isolation')"
     with connection.cursor() as cursor:
         cursor.execute(sql)
-        outcome, keys, said, *level = cursor.fetchone()
+        told, *level = cursor.fetchone()
     # Both statements have one snapshot only in one transaction.
     if alone and level != ["read committed"]:
-        return Found("isolation", None, None)
-    return Found(outcome, keys, said)
+        return Found("isolation")
+    return lookup.answer(told, most)
 
 
 def _fetched(cursor: Any, sql: str) -> str | None:
