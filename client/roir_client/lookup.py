@@ -34,7 +34,7 @@ class Found:
 
 
 def answer(told: Sequence[Sequence[str]] | Sequence[str], most: int) -> Found:
-    """What `roir.look_up` has found: the rows, or why nothing is known."""
+    """The rows that `roir.look_up` has found, or why nothing is known."""
     if told and isinstance(told[0], str):
         return Found(told[0], said=str(told[1]) if len(told) > 1 else None)
     return Found(FOUND, told) if len(told) <= most else Found(MANY)

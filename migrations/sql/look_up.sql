@@ -54,7 +54,7 @@ BEGIN
         IF NOT own OPERATOR(pg_catalog.<@) accepts[n]::pg_catalog.oid[] THEN
             RETURN NULL;
         ELSIF pg_catalog.cardinality(own) OPERATOR(pg_catalog.>) 1 THEN
-            -- Of several types. A value without a type gets the column's only if all are without.
+            -- A value without a type gets the column's only if all are without.
             IF own OPERATOR(pg_catalog.&&) '{705}' THEN
                 RETURN NULL;
             END IF;
@@ -147,7 +147,7 @@ BEGIN
             RAISE invalid_sql_statement_name;
         END IF;
         -- The name has all that the plan is made of, and what the view is called: as long as that is so, a plan that
-        -- the server makes again reads the same view.
+        -- the server renews reads the same view.
         plan := pg_catalog.format('"roir %s"', pg_catalog.hash_record_extended(
             ROW(generation, view::pg_catalog.regclass::pg_catalog.text, source, named, columns, kinds, accepts,
                 identity, most, types), 0));
