@@ -381,6 +381,7 @@ DECLARE
     former jsonb;
     c record;
     kept jsonb := '[]';
+    owner regrole;
     rights text[];
     comments text[];
     one text;
@@ -442,6 +443,7 @@ BEGIN
                  WHERE d.classoid = 'pg_class'::regclass AND d.objoid = view
                    AND (d.objsubid = 0 OR EXISTS (SELECT FROM jsonb_array_elements(plan -> 'columns') p
                                                    WHERE p ->> 'name' = a.attname)));
+            owner := (SELECT k.relowner FROM pg_class k WHERE k.oid = view AND k.relowner <> current_user::regrole);
             BEGIN
                 EXECUTE format('DROP VIEW %s', name);
                 view := NULL;
@@ -476,6 +478,14 @@ BEGIN
         EXECUTE format('ALTER VIEW %s ALTER COLUMN %I ', name, c.name)
                 || coalesce('SET DEFAULT ' || c.filled, 'DROP DEFAULT');
     END LOOP;
+    IF owner IS NOT NULL AND view IS NULL THEN
+        BEGIN
+            EXECUTE format('ALTER VIEW %s OWNER TO %s', name, owner);
+        -- The owner may no longer have a view in this schema.
+        EXCEPTION WHEN insufficient_privilege THEN
+            NULL;
+        END;
+    END IF;
     FOREACH one IN ARRAY coalesce(rights || comments, '{}') LOOP
         EXECUTE one;
     END LOOP;

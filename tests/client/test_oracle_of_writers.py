@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, delete, event, select, text, update
-from sqlalchemy.exc import DBAPIError, StatementError
+from sqlalchemy.exc import StatementError
 
 from roir_client.sqlalchemy import Indexes, use_indexes
 from tests.client import zoo
@@ -85,7 +85,7 @@ class Race:
             try:
                 with self.other.begin() as connection:
                     connection.execute(write)
-            except DBAPIError:
+            except StatementError:
                 pass
             found.append(self._plainly(wanted))
 
@@ -119,7 +119,7 @@ class Race:
         with self.other.connect() as connection:
             try:
                 return {(row[0], row[1]) for row in connection.execute(wanted)}
-            except DBAPIError:
+            except StatementError:
                 return None
 
     def close(self) -> None:

@@ -148,14 +148,14 @@ def test_migrations_of_the_table_work_and_the_view_follows(ground: str, database
     """A view of ours may not block a migration. Without event triggers reads go on, until a clean-up remakes it."""
     run_sql(
         ground, "CREATE ROLE rows_app; GRANT SELECT, INSERT (id, d, k, n) ON ix_rows TO rows_app WITH GRANT OPTION; "
-        "GRANT SELECT (n) ON ix_rows TO PUBLIC",
+        "GRANT SELECT (n) ON ix_rows TO PUBLIC", "CREATE ROLE rows_owner", "ALTER VIEW ix_rows OWNER TO rows_owner",
         "COMMENT ON VIEW ix_rows IS 'it''s ours'; COMMENT ON COLUMN ix_rows.n IS 'a number'",
         *(["SELECT roir.guard()"] if guarded else []),
     )  # fmt: skip
     try:
         _migrate(ground, database, guarded)
     finally:
-        run_sql(ground, "DROP OWNED BY rows_app", "DROP ROLE rows_app")
+        run_sql(ground, "DROP OWNED BY rows_app, rows_owner", "DROP ROLE rows_app, rows_owner")
 
 
 RIGHTS = """
@@ -206,6 +206,10 @@ def _migrate(dsn: str, database: Database, guarded: bool) -> None:
         assert same(dsn), migration
     assert sql(session(dsn), RIGHTS) == before
     assert sql(session(dsn), COMMENTS) == [(None, "it's ours"), ("n", "a number")]
+    # Found: our own role became the owner.
+    assert sql(session(dsn), "SELECT relowner::regrole::text FROM pg_class WHERE relname = 'ix_rows'") == [
+        ("rows_owner",)
+    ]
     assert sql(session(dsn), "SELECT extra FROM t WHERE id = 500") == [(7,)]
 
 
