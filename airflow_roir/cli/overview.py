@@ -90,6 +90,8 @@ def index_notes(one: IndexFacts) -> Iterator[str]:
     if one.unique:
         nulls = ", NULLs not distinct" if one.nulls_not_distinct else ""
         yield f"unique{nulls}: {_enforced(one)}"
+    if one.rows_view is not None:
+        yield f"whole rows: view {printable(one.rows_view)}"
     for reference in one.references:
         yield f"foreign key: {printable(reference)}"
     if one.revert_until is not None:

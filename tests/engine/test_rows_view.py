@@ -6,9 +6,11 @@ import psycopg2
 import psycopg2.errors
 import pytest
 
+from airflow_roir.cli.overview import index_notes
 from airflow_roir.engine import clean_up, drop, fold, revert, whole_rows
 from airflow_roir.engine.database import Database
 from airflow_roir.engine.partitions import attach, detach
+from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.errors import InvalidInput, InvariantViolated, NotFound
 from tests.conftest import run_sql
 from tests.engine import rows_ground, steps
@@ -117,11 +119,13 @@ def test_it_is_made_again_only_if_the_table_has_changed_and_dropped(ground: str,
     assert whole_rows.make_rows_view(database, "ix", "test") == "public.ix_rows"
     now = "SELECT 'ix_rows'::regclass::oid, (SELECT xmin FROM pg_class WHERE relname = 'ix_rows')"
     assert sql(session(ground), now) == oid
+    assert "whole rows: view public.ix_rows" in index_notes(indexes(database, "ix")[0])
     run_sql(ground, "CREATE VIEW theirs AS SELECT * FROM ix_rows")
     with pytest.raises(InvalidInput, match=r"theirs depends on view.*Nothing was changed"):
         whole_rows.drop_rows_view(database, "ix", "test")
     run_sql(ground, "DROP VIEW theirs")
     assert whole_rows.drop_rows_view(database, "ix", "test") == "public.ix_rows"
+    assert indexes(database, "ix")[0].rows_view is None
     with pytest.raises(NotFound, match="has no rows view"):
         whole_rows.drop_rows_view(database, "ix", "test")
     run_sql(ground, "CREATE TABLE ix_rows ()")

@@ -45,6 +45,7 @@ SELECT {TABLE_OF} AS table_apart, i.announced_by, i.id, i.schema_name, i.name, i
               JOIN roir.shard s ON s.id = l.shard_id
              WHERE g.index_id = i.id AND g.status <> 'dropped' AND l.announced_by IS NOT NULL AND l.removed_at IS NULL
              ORDER BY s.name) END AS still_announcing,
+       CASE WHEN i.rows_view IS NOT NULL THEN roir.full_name(roir.rows_view_of(i.id)) END AS rows_view,
        (SELECT max(o.id) FROM roir.operation o WHERE o.index_id = i.id) AS newest,
        (SELECT o.id FROM roir.operation o
          WHERE o.index_id = i.id AND o.status NOT IN ('completed', 'aborted')) AS unfinished
@@ -143,6 +144,7 @@ class IndexFacts:
         now: the capture misses writes, or a verification found such rows (docs/unique.md); null if none can.
     queries: the statements that read the index: its view, and whole rows of the table; … stands for a value; and a
     GRANT if the table's owner may not read the view.
+    rows_view: its view of whole rows (docs/reading.md#a-view-of-whole-rows); null if it has none.
     references: the foreign keys to a unique index, by `roir reference` (docs/unique.md#foreign-keys).
     segments: the segments that readers see; `--segments` alone shows them.
     """
@@ -171,6 +173,7 @@ class IndexFacts:
     announced_by: str | None = None
     strict_problem: str | None = None
     queries: tuple[str, ...] = ()
+    rows_view: str | None = None
     references: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
 
@@ -276,6 +279,7 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
                 announced_by=row.announced_by,
                 strict_problem=NOT_PUBLISHED if row.table_apart and not active else row.strict_problem,
                 queries=tuple(row.queries or ()) if active else (),
+                rows_view=row.rows_view,
                 references=referenced.lines,
                 segments=parts,
             )
