@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, Value
 from django.db.models.functions import Collate, Lower
 
+from airflow_roir.engine.database import Database
+from airflow_roir.engine.unique.on_conflict import set_on_conflict
 from roir_client.django import indexes, unchanged
 from tests.client.django_shop import databases
 from tests.client.django_shop.models import BigOrder, Order, OrderById, OrderRow, Payment
@@ -228,3 +230,20 @@ def look(cases: Cases, generic: bool = False) -> None:
             assert (found, after) == effect(use)[::2], name
     assert wrong == {}
     assert set(indexes().counts) == {"rewritten"}
+
+
+@pytest.mark.sample(0)
+def test_bulk_create_ignores_rows_whose_key_is_taken(shop_dsn: str, django_shop: Any) -> None:
+    """`ignore_conflicts` is ON CONFLICT DO NOTHING, which knows the primary key alone."""
+    database = Database(shop_dsn, "roir tests")
+    set_on_conflict(database, "shop.orders", "test")
+    database.engine.dispose()
+    new = [Order(id=id_, created=DAY, no=no) for id_, no in ((2001, "no7"), (2002, "new"), (2003, "new"), (7, "other"))]
+    with pytest.raises(IntegrityError, match="no7"), transaction.atomic():
+        orders.bulk_create(new, ignore_conflicts=True)
+    with connection.cursor() as cursor:
+        cursor.execute("SET roir.on_conflict = 'nothing'")
+    orders.bulk_create(new, ignore_conflicts=True)
+    orders.bulk_create(new, ignore_conflicts=True, batch_size=1)
+    assert list(orders.filter(id__gt=2000).values_list("id", "no")) == [(2002, "new")]
+    assert not orders.filter(no="other").exists()
