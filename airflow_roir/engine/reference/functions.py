@@ -179,16 +179,20 @@ def check(reference: Reference) -> str:
 
 
 def children(reference: Reference) -> str:
-    """The function that tells whether the child has rows with a key. The child's owner's."""
+    """The function that tells whether the child has rows with a key. The child's owner's.
+
+    It locks one, so it waits for a transaction that deletes the row or gives it another key.
+    """
     names = [quote(name) for name in reference.keys]
     where = " AND ".join(_child_has_key(reference))
+    query = literal(f"SELECT true FROM %s c WHERE {_percent(where)} LIMIT 1 FOR KEY SHARE")
     parameters = ", ".join(f"k{n} {c.cast}" for n, c in enumerate(reference.parent_keys, start=1))
     using = ", ".join(f"k{n}" for n in range(1, len(names) + 1))
     text = f"""
 DECLARE
   here boolean;
 BEGIN
-  EXECUTE format({literal(f"SELECT true FROM %s c WHERE {_percent(where)} LIMIT 1")}, ({_child(reference)}))
+  EXECUTE format({query}, ({_child(reference)}))
     INTO here USING {using};
   RETURN here IS NOT NULL;
 END"""
