@@ -158,6 +158,10 @@ bench-partitions: $(STAMP)  ## Lookups over 1 to 1,000 partitions; ARGS="--rows 
 bench-application: $(STAMP)  ## SQLAlchemy by a key over 0 to 2,000 partitions, with roir-client; ARGS="--rows 50000 --partitions 0 60"
 	PYTHONPATH=client $(BIN)/python -m benchmarks.application $(ARGS)
 
+.PHONY: bench-references
+bench-references: $(STAMP)  ## Inserts with a foreign key to an index; ARGS="--partitions 60 --seconds 1" for less
+	$(BIN)/python -m benchmarks.references $(ARGS)
+
 .PHONY: bench-locks
 bench-locks: $(STAMP)  ## What the build's locks cost writers; ARGS="--rows 50000 --idle 5 --rebuilds 1" for less
 	$(BIN)/python -m benchmarks.locks $(ARGS)

@@ -281,6 +281,28 @@ def test_partitions_of_the_parent_come_and_go(parent: Database, dsn: str) -> Non
         sql(user, "ALTER TABLE orders DETACH PARTITION orders_2023")
 
 
+def test_a_writer_of_the_child_needs_no_right_on_the_parent(parent: Database, dsn: str, stranger: str) -> None:
+    """Nor on the index. The detail has the key only for those who may read it."""
+    referring.refer(parent, on_delete="cascade")
+    role = stranger.partition("//")[2].partition("@")[0].partition(":")[0]
+    run_sql(dsn, f"GRANT INSERT, UPDATE, SELECT ON payments TO {role}")
+    insert = "INSERT INTO payments (id, order_id) VALUES (1000, {})"
+    assert refused(stranger, insert.format(6), "UPDATE payments SET order_id = 5 WHERE id = 1") is None
+    details = []
+    for grant in ("SELECT 1", f"GRANT SELECT (id) ON orders TO {role}"):
+        run_sql(dsn, grant)
+        with closing(steps.session(stranger)) as user:
+            with pytest.raises(psycopg2.errors.ForeignKeyViolation) as found:
+                sql(user, "INSERT INTO payments (id, order_id) VALUES (1001, 77)")
+            details.append(found.value.diag.message_detail)
+    assert details == [
+        'Key is not present in table "orders".',
+        'Key (order_id)=(77) is not present in table "orders".',
+    ]
+    with closing(steps.session(stranger)) as user, pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        sql(user, "SELECT roir_data.r1_find(1, 'search')")
+
+
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "has no column": ("payments(other)", ()),
     "write the table with its columns": ("payments", ()),

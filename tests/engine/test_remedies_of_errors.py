@@ -70,7 +70,7 @@ ELSEWHERE = {
     "has no unique index: build one by roir build --unique first": "test_on_conflict_cases.py",
     "Make sure that it finds each row once": "test_rows_view_writes.py",
     "a foreign key needs a unique index; build one: roir build": "test_reference.py",
-    "Run roir reference as a superuser": "test_reference.py",
+    "Run roir reference as the tables' owner": "test_reference.py",
     "Remove the foreign key first: roir reference --remove": "test_reference.py",
     "or their parents, for longer than": "test_reference.py",
     "is unfinished; abort it: roir abort {}": "test_reference.py",

@@ -183,7 +183,7 @@ def _planned(
     if stranger is not None:
         raise RightMissing(
             f"table {stranger.name} belongs to role {quote(stranger.owner)}, whose triggers and checks would run as "
-            f"{quote(stranger.me)}. Run roir reference as a superuser, or as the owner of the tables and of schema roir"
+            f"{quote(stranger.me)}. Run roir reference as the tables' owner"
         )
     if child.partitioned and execute(connection, VERSION).scalar_one() < PARTITIONED_FROM:
         raise InvalidInput(
