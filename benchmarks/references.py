@@ -132,8 +132,9 @@ def main() -> None:
         "| ---: | --- | ---: | ---: |",
         *(f"| {one['partitions']} | {one['side']} | {one['rate']:,.0f} | {one['locks']:,} |" for one in found),
         "",
-        "`roir reference` takes and checks the parent's place, so it has the locks of PostgreSQL's own key of both "
-        "columns. A trigger that only asks the index is no command of roir: it guards only one of both tables.",
+        "PostgreSQL plans its check anew each time, so it locks one partition. Only the sixth check of a session tries "
+        "a plan for all partitions: that insert had 1,204 locks over 600 partitions. A trigger that only asks the "
+        "index is no command of roir: it guards only one of both tables.",
     ]
     (RESULTS / "references.json").write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "references.md").write_text("\n".join(lines) + "\n")
