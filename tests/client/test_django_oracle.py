@@ -7,7 +7,11 @@ anything differs. Broken variants of the client are found.
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,7 @@ from tests.client import zoo, zoo_django
 from tests.client.django_shop import databases
 from tests.conftest import run_sql
 
+ROOT = Path(__file__).parents[2]
 EFFECTS = ("SELECT z::text FROM zoo z ORDER BY id, part", "SELECT p::text FROM pets p ORDER BY id")
 # How many scripts a broken variant may need.
 MOST_SCRIPTS = 300
@@ -110,7 +115,7 @@ def _shown(value: Any) -> Any:
 
 
 def _refused(error: Error) -> tuple[str, Any]:
-    return "refused", getattr(error.__cause__, "sqlstate", None)
+    return "refused", getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
 
 
 @pytest.fixture
@@ -138,6 +143,31 @@ def test_nothing_differs_from_a_twin_without_indexes(twins: Callable[..., Twins]
     assert not found, f"{len(found)} scripts differ\n\n" + "\n\n".join(found[:3])
     assert indexes().counts["rewritten"] > len(seeds) / 4
     assert indexes().counts["error"] == 0
+
+
+# Django takes psycopg 3 if there is one.
+BY_PSYCOPG2 = """
+import sys
+sys.modules["psycopg"] = None
+import tests.client.conftest
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
+from tests.client.test_django_oracle import Twins, indexes
+two = Twins(sys.argv[1:3], {})
+seeds = range(*map(int, sys.argv[3:]))
+found = [difference for seed in seeds if (difference := two.difference(seed))]
+print(f"seeds {seeds}: {dict(indexes().counts)}")
+assert not found, "\\n\\n".join(found[:3])
+assert not is_psycopg3 and indexes().counts["rewritten"] > len(seeds) / 4 and not indexes().counts["error"]
+"""
+
+
+@pytest.mark.parametrize("seeds", [range(n, n + 200) for n in range(0, 2000, 200)], ids=str)
+@pytest.mark.sample(0)
+@pytest.mark.usefixtures("deadlocks_meant")
+def test_nothing_differs_by_psycopg2(zoo_copy: Callable[[], str], seeds: range) -> None:
+    arguments = [zoo_copy(), zoo_copy(), str(seeds.start), str(seeds.stop)]
+    paths = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
+    subprocess.run([sys.executable, "-c", BY_PSYCOPG2, *arguments], check=True, cwd=ROOT, env=paths)
 
 
 # --- Broken variants.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from django.db import models
@@ -15,11 +16,12 @@ from django.db.models.lookups import Exact, In
 from tests.client.zoo import COLUMNS, PARTS, ROWS, Mood
 
 Step = Callable[[str], Any]
-TEXTS = ("t", "v", "c", "lo", "ca")
-# Casts by which different values become equal.
+TEXTS = ("t", "v", "c", "lo", "ca", "ci")
+# Casts by which different values become equal. None fails: whether a row is cast at all depends on the plan.
+ONE_CHARACTER = partial(models.CharField, max_length=1)
 ROUNDED: dict[str, tuple[Any, list[Any]]] = {
-    "f": (models.IntegerField, [0, 1]),
-    "n": (models.IntegerField, [2, 1]),
+    "f": (ONE_CHARACTER, ["0", "1"]),
+    "n": (ONE_CHARACTER, ["2", "1"]),
     "w": (models.IntegerField, [1, 2]),
     "ts": (models.DateField, [COLUMNS["d"][2][0]]),
     "tz": (models.DateField, [COLUMNS["d"][2][0]]),
@@ -100,6 +102,7 @@ class Animal(models.Model):
     bl = Blank(null=True)
     ce = Cents(null=True)
     ca = Loose(null=True)
+    ci = models.TextField(null=True)
 
     class Meta:
         app_label = "django_shop"
@@ -185,6 +188,7 @@ class Writer:
                 (1, lambda: Q((f"{path}__startswith", "a"))),
                 (2, lambda: Exact(Lower(F(path)), "a")),
                 (2, lambda: Exact(Collate(F(path), "C"), self.value(name))),
+                (2, lambda: Exact(Collate(F(path), "loose"), self.value(name))),
             ]
         if name in ROUNDED:
             forms += [(4, lambda: Exact(Cast(F(path), ROUNDED[name][0]()), chance.choice(ROUNDED[name][1])))]
