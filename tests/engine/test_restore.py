@@ -16,13 +16,14 @@ from airflow_roir.engine.capture import trigger_gaps
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.health.faults import warnings
 from airflow_roir.engine.partitions.sync import sync_partitions
+from airflow_roir.engine.reference import removal
 from airflow_roir.engine.snapshot.operation import status
 from airflow_roir.engine.unique.on_conflict import set_on_conflict
 from airflow_roir.errors import NotFound, OperationFailed, SchemaVersionMismatch
 from airflow_roir.operation import Status
 from servers.postgres import embedded_postgres, programs
 from tests.conftest import database_dsn, run_sql
-from tests.engine import steps
+from tests.engine import referring, steps
 from tests.engine.public import World
 from tests.engine.steps import sql
 from tests.engine.test_detach import assert_shown
@@ -442,3 +443,23 @@ def test_on_conflict_works_in_the_restored_database(restore: Restore, database: 
         sql(user, "UPDATE t SET part = 1, k = 'b' WHERE id = 1")
     user.close()
     steps.assert_exact(restored, "ix")
+
+
+def test_a_foreign_key_holds_in_the_restored_database(restore: Restore, database: Database, dsn: str) -> None:
+    """Found: the condition of a trigger couldn't be restored, since the dump left out a type."""
+    referring.make_parent(dsn)
+    referring.make_child(dsn)
+    steps.make_index(database, referring.INDEX, "orders", "id", unique=True)
+    referring.refer(database)
+    restored = restore()
+    install.init(restored)
+    assert clean_up.clean_up(restored).warnings == []
+    user = steps.session(restored.dsn)
+    sql(user, "INSERT INTO payments (id, order_id) VALUES (100, 6)")
+    with pytest.raises(psycopg2.errors.ForeignKeyViolation, match=r"Key \(order_id\)=\(77\) is not present"):
+        sql(user, "INSERT INTO payments (id, order_id) VALUES (101, 77)")
+    user.rollback()
+    with pytest.raises(psycopg2.errors.ForeignKeyViolation, match="is still referenced"):
+        sql(user, "UPDATE orders SET id = 50 WHERE id = 1")
+    user.close()
+    removal.remove_named(restored, referring.INDEX, "payments", "test")

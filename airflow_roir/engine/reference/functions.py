@@ -261,7 +261,7 @@ def triggers(reference: Reference, child: str, parent: str, fill_name: str, name
     made = [
         f"CREATE TRIGGER {quote(fill_name + '_i')} BEFORE INSERT ON {child} FOR EACH ROW {fill_in}",
         f"CREATE TRIGGER {quote(fill_name + '_u')} BEFORE UPDATE ON {child} FOR EACH ROW "
-        f"WHEN ({_differ(keys)} OR {empty} OR {to_clear}) {fill_in}",
+        f"WHEN ({_distinct(keys)} OR {empty} OR {to_clear}) {fill_in}",
         f"CREATE CONSTRAINT TRIGGER {quote(name + '_i')} AFTER INSERT ON {child} {when}FOR EACH ROW "
         f"WHEN ({empty}) {ask}",
         f"CREATE CONSTRAINT TRIGGER {quote(name + '_u')} AFTER UPDATE ON {child} {when}FOR EACH ROW "
@@ -269,7 +269,7 @@ def triggers(reference: Reference, child: str, parent: str, fill_name: str, name
         f"CREATE TRIGGER {quote(fill_name + '_d')} BEFORE DELETE ON {parent} FOR EACH ROW {change_}",
     ]
     if reference.on_update == "no-action":
-        moved = _differ([c.name for c in reference.parent_keys])
+        moved = _distinct([c.name for c in reference.parent_keys])
         made.append(
             f"CREATE TRIGGER {quote(fill_name + '_k')} BEFORE UPDATE ON {parent} FOR EACH ROW WHEN ({moved}) {change_}"
         )
@@ -320,6 +320,11 @@ def _any_null(record: str, names: Iterable[str]) -> str:
 def _differ(names: Sequence[str]) -> str:
     """By their images, since an operator would be looked up in some search_path."""
     return f"ROW({', '.join(_of('OLD', names))})::record *<> ROW({', '.join(_of('NEW', names))})::record"
+
+
+def _distinct(names: Sequence[str]) -> str:
+    """For a condition of a trigger: a dump shows `ROW(…)::record` without its type, and can't be restored."""
+    return " OR ".join(f"OLD.{quote(name)} IS DISTINCT FROM NEW.{quote(name)}" for name in names)
 
 
 def _child_has_key(reference: Reference) -> list[str]:
