@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from airflow_roir.errors import InvalidInput
 
+# Signs of an expression. A name may have a minus: users forget quotes.
+_NO_NAME = re.compile(r"[('\[+*/%<>=~!]|::|\|\||->|\s-\s|\sas\s", re.IGNORECASE)
 _OPENING, _CLOSING = "([", ")]"
 _IDENTIFIER = r'(?:"(?:[^"]|"")+"|[^\W\d][\w$]*)'
 _AS = re.compile(rf"\s+as\s+(?P<name>{_IDENTIFIER})\s*", re.IGNORECASE)
@@ -22,8 +24,7 @@ _DOLLAR = re.compile(r"\$(?:[^\W\d]\w*)?\$")
 
 def has_expression(text: str) -> bool:
     """True if a list has an item that is more than a column's name."""
-    bare = re.sub(r'"(?:[^"]|"")*"', "", text)
-    return any(sign in bare for sign in ("(", "'", "::", "||", "->"))
+    return _NO_NAME.search(re.sub(r'"(?:[^"]|"")*"', '""', text)) is not None
 
 
 def split(text: str, what: str) -> list[str]:

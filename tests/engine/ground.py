@@ -175,18 +175,20 @@ class Ground:
         job, base, delta = stage.job, stage.base, stage.delta
         table, columns = job.source.sql, ", ".join(job.entry.physical())
         statements = [self.fill(table), f"DELETE FROM {base}", f"DELETE FROM {delta}"]
-        projection = f"SELECT {', '.join(job.entry.source_columns('s'))} FROM {table} s"
+        entry = job.entry
+        projection = f"SELECT {', '.join(column.of('s') for column in entry.columns)} FROM {table} s"
+        has_entry = entry.satisfied("s")
         absent = f"SELECT 'k', i * 10 + 7, NULL::int FROM generate_series(0, {SLOTS - 1}) i"
         if stage.phase == "published":
-            statements.append(f"INSERT INTO {base} ({columns}) {projection}")
+            statements.append(f"INSERT INTO {base} ({columns}) {projection} WHERE {has_entry}")
         else:
             scanned = stages.scanned(job, "s.id")
             layout, antimatter = "(s.id / 10 + s.id) % 3", "i % 3"
             stale = f"INSERT INTO {base} ({columns}) SELECT * FROM ({absent} WHERE {antimatter} = 1) x (k, id, v)"
             statements += [
-                f"INSERT INTO {base} ({columns}) {projection} WHERE {layout} > 0 AND {scanned}",
+                f"INSERT INTO {base} ({columns}) {projection} WHERE {has_entry} AND {layout} > 0 AND {scanned}",
                 f"UPDATE {base} x SET c3 = NULL FROM {table} s WHERE s.id = x.c2 AND {layout} = 1",
-                f"INSERT INTO {delta} SELECT *, 'regular' FROM ({projection} WHERE {layout} < 2) x",
+                f"INSERT INTO {delta} SELECT *, 'regular' FROM ({projection} WHERE {has_entry} AND {layout} < 2) x",
                 f"{stale} WHERE {stages.scanned(job, 'x.id')}",
                 f"INSERT INTO {delta} SELECT x.*, 'antimatter' FROM ({absent} WHERE {antimatter} > 0) x",
             ]
@@ -345,6 +347,12 @@ class Ground:
                 short = self.shortest(failure, partial(self.play, mode=mode))
             brief.setdefault((short.where, str(short.schedule)), short)
         return "\n".join([self.count.told(), *map(str, brief.values())])
+
+
+class PartialGround(Ground):
+    """A ground with an expression as key, and a condition that statements of the menu make true and false."""
+
+    definition = {"keys": "k || '' AS key", "where": "k = 'k'"}
 
 
 G = TypeVar("G", bound=Ground)

@@ -166,7 +166,8 @@ def differences(connection: Connection, job: Job, published: bool) -> Sequence[R
     In the caller's snapshot. The source's primary key is `id int`.
     """
     entry = job.entry
-    source = f"SELECT {', '.join(entry.source_columns('s'))} FROM {job.source.sql} s"
+    values = ", ".join(column.of("s") for column in entry.columns)
+    source = f"SELECT {values} FROM {job.source.sql} s WHERE {entry.satisfied('s')}"
     ours = (
         f"SELECT {', '.join(entry.physical())} FROM {physical.base(job.generation_id)}"
         if published
@@ -201,7 +202,7 @@ SELECT DISTINCT h.inhparent::regclass::text FROM roir.scan_range r JOIN pg_inher
 def to_scan(connection: Connection, job: Job) -> str:
     """SQL for the entries that the ranges would still bring."""
     entry = job.entry
-    named = (f"{sql} AS {name}" for sql, name in zip(entry.source_columns("s"), entry.physical(), strict=True))
+    named = (f"{column.of('s')} AS {name}" for column, name in zip(entry.columns, entry.physical(), strict=True))
     where, source = f"NOT {scanned(job, 's.id')}", job.source.sql
     if job.scan.by_blocks:
         where = (
@@ -214,7 +215,7 @@ def to_scan(connection: Connection, job: Job) -> str:
     if job.scan is Scan.INDEX:
         source = execute(connection, READ, {"operation": job.run.operation_id}).scalar_one()
         return f"SELECT {', '.join(entry.physical(prefix='s.'))} FROM {source} s WHERE {where}"
-    return f"SELECT {', '.join(named)} FROM {source} s WHERE {where}"
+    return f"SELECT {', '.join(named)} FROM {source} s WHERE {where} AND {entry.satisfied('s')}"
 
 
 def scanned(job: Job, identity: str) -> str:

@@ -19,7 +19,18 @@ from airflow_roir.engine import switch
 from airflow_roir.engine.control.job import Job, load_job
 from airflow_roir.engine.control.run import Run
 from tests.engine import stages, steps
-from tests.engine.ground import DEFERRED, IMMEDIATE, KINDS, ORDINARY, Failure, Ground, Outcomes, by_slot, grounds_of
+from tests.engine.ground import (
+    DEFERRED,
+    IMMEDIATE,
+    KINDS,
+    ORDINARY,
+    Failure,
+    Ground,
+    Outcomes,
+    PartialGround,
+    by_slot,
+    grounds_of,
+)
 from tests.engine.isolation import (
     BUILD,
     COMMIT,
@@ -37,14 +48,15 @@ from tests.engine.isolation import (
     interleavings,
     shuffled,
 )
-from tests.engine.unique_ground import PARTITIONED, PLAIN, SOURCES, UniqueGround
+from tests.engine.unique_ground import PARTITIONED, PLAIN, SOURCES, PartialUniqueGround, UniqueGround
 
 pytestmark = pytest.mark.sample(2)
 
 EXAMPLES = int(os.environ.get("ROIR_EXAMPLES", "0"))
 SEED = int(os.environ.get("ROIR_SEED") or (random.randrange(1_000_000) if EXAMPLES else 1))
 OLD = (REPEATABLE_READ, SERIALIZABLE)
-GROUNDS = (*KINDS, *SOURCES)
+PARTIAL, PARTIAL_UNIQUE = "partial", "partial and unique"
+GROUNDS = (*KINDS, PARTIAL, *SOURCES, PARTIAL_UNIQUE)
 # Two of these in all orders beside a third statement. They meet, part or move the row that the other transaction
 # deletes.
 CORE = (
@@ -90,6 +102,10 @@ def grounds(server: str) -> Iterator[Grounds]:
     """
 
     def make(dsn: str, kind: str) -> Ground:
+        if kind == PARTIAL:
+            return PartialGround(dsn, ORDINARY)
+        if kind == PARTIAL_UNIQUE:
+            return PartialUniqueGround(dsn, PARTITIONED)
         return (UniqueGround if kind in SOURCES else Ground)(dsn, kind)
 
     with grounds_of(server, "interleavings", make) as ground:
@@ -165,7 +181,7 @@ class Voyage:
         """Carries the operation to a phase."""
         # Entries come into the delta of a unique index before its keys are enforced, so that the enforcement isn't
         # disturbed.
-        if self.ground.definition and phase != "nothing" and not self.touched:
+        if self.ground.definition.get("unique") and phase != "nothing" and not self.touched:
             self.reach_plainly("sealed")
             self.touch()
         self.reach_plainly(phase)
@@ -307,6 +323,7 @@ def cross(ground: Ground, number: int, legs: Sequence[tuple[str, str]] = LEGS) -
 # A unique index is enforced from the switch on.
 CROSSED = {
     ORDINARY: (("nothing", "prepared"), ("sealed", "switched"), ("folded", "published")),
+    PARTIAL: (("nothing", "prepared"), ("sealed", "switched"), ("folded", "published")),
     PLAIN: (("switched", "folded"), ("folded", "published"), ("switched", "published")),
 }
 
@@ -314,11 +331,11 @@ CROSSED = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "leg"), [(kind, leg) for kind, legs in CROSSED.items() for leg in legs])
 def test_a_sample_of_schedules_across_phases(grounds: Grounds, kind: str, leg: tuple[str, str]) -> None:
-    cross(grounds(kind), 12 if kind == ORDINARY else EXAMPLES or 48, [leg])
+    cross(grounds(kind), 12 if kind in (ORDINARY, PARTIAL) else EXAMPLES or 48, [leg])
 
 
 @pytest.mark.by_hand("sweeps")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, PARTIAL])
 def test_a_build_goes_on_in_every_gap(grounds: Grounds, kind: str) -> None:
     """Every leg of an operation, at every possible turn."""
     cross(grounds(kind), EXAMPLES or 96)
@@ -329,7 +346,7 @@ PAIRS = (LEVELS[:1] * 2, LEVELS[1::-1], LEVELS[1:2] * 2, LEVELS[::2])
 
 @pytest.mark.by_hand("sweeps")
 @pytest.mark.parametrize(
-    ("kind", "levels"), [(kind, pair) for kind in GROUNDS for pair in PAIRS[: 4 if kind in SOURCES else 3]]
+    ("kind", "levels"), [(kind, pair) for kind in GROUNDS for pair in PAIRS[: 3 if kind in (*KINDS, PARTIAL) else 4]]
 )
 def test_all_pairs_of_statements(grounds: Grounds, kind: str, levels: tuple[str, str]) -> None:
     ground = grounds(kind)
@@ -338,7 +355,7 @@ def test_all_pairs_of_statements(grounds: Grounds, kind: str, levels: tuple[str,
 
 
 @pytest.mark.by_hand("sweeps")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, PARTIAL])
 @pytest.mark.parametrize("isolation", LEVELS[:2])
 def test_two_statements_beside_one(grounds: Grounds, kind: str, isolation: str) -> None:
     """Plays them in all interleavings; the transaction with one statement is READ COMMITTED."""

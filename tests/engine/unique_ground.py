@@ -59,7 +59,7 @@ class UniqueGround(Ground):
         stage = self.stages[mode]
         job, base, delta = stage.job, stage.base, stage.delta
         table = job.source.sql
-        projection = f"SELECT {', '.join(job.entry.source_columns('s'))} FROM {table} s"
+        projection = f"SELECT {', '.join(column.of('s') for column in job.entry.columns)} FROM {table} s"
         statements = [self.fill(table), f"DELETE FROM {base}", f"DELETE FROM {delta}"]
         if stage.phase == "published":
             statements.append(f"INSERT INTO {base} {projection}")
@@ -88,10 +88,14 @@ class UniqueGround(Ground):
         stage = self.stages[mode]
         with stage.connection.begin():
             found = by_slot(execute(stage.connection, self._differences(stage)).all())
-        self.cursor.execute(f"SELECT k, array_agg(id) FROM {stage.job.source.sql} GROUP BY k HAVING count(*) > 1")
+        self.cursor.execute(self.duplicates(stage.job.source.sql))
         for key, ids in self.cursor.fetchall():
             found.setdefault(ids[0] // 10, []).append(f"key {key} of rows {ids}")
         return found
+
+    def duplicates(self, table: str) -> str:
+        """SQL for the keys that several rows share, with the rows' ids."""
+        return f"SELECT k, array_agg(id) FROM {table} GROUP BY k HAVING count(*) > 1"
 
     def _differences(self, stage: Stage) -> str:
         """As `stages.differences`, if all is scanned and ids may be there twice."""
@@ -106,7 +110,8 @@ class UniqueGround(Ground):
                 f"SELECT {', '.join(entry.physical(prefix='b.'))} FROM {stage.base} b WHERE {untouched} "
                 f"UNION ALL SELECT {columns} FROM {stage.delta} WHERE state = 'regular'"
             )
-        source = f"SELECT {', '.join(entry.source_columns('s'))} FROM {stage.job.source.sql} s"
+        values = ", ".join(column.of("s") for column in entry.columns)
+        source = f"SELECT {values} FROM {stage.job.source.sql} s WHERE {entry.satisfied('s')}"
         ours, source = (f"SELECT o::text FROM ({side}) o" for side in (ours, source))
         return (
             f"WITH ours AS ({ours}), source AS ({source}) SELECT 'extra' AS what, x.* FROM (TABLE ours EXCEPT ALL "
@@ -145,3 +150,20 @@ class UniqueGround(Ground):
             )
             for (who, turn), one in play.outcomes.items()
         )
+
+
+class PartialUniqueGround(UniqueGround):
+    """A ground whose unique index has an expression as key, and a condition that every other write makes false."""
+
+    definition = {"unique": True, "keys": "k + 0 AS key", "where": "v % 2 = 0"}
+
+    def fill(self, table: str, slots: int = SLOTS) -> str:
+        return super().fill(table, slots).replace(", r FROM", ", r * 2 FROM")
+
+    def twin(self) -> str:
+        """SQL for the twin: the server's own constraint, of a column that is NULL for the other rows."""
+        key = "key int GENERATED ALWAYS AS (CASE WHEN v % 2 = 0 THEN k END) STORED"
+        return f"{self.create(TWIN, PLAIN)}; ALTER TABLE {TWIN} ADD {key}, ADD UNIQUE (key) DEFERRABLE"
+
+    def duplicates(self, table: str) -> str:
+        return f"SELECT k, array_agg(id) FROM {table} WHERE v % 2 = 0 GROUP BY k HAVING count(*) > 1"
