@@ -55,7 +55,7 @@ def run(
     source = found
 
     def plan(connection: Connection) -> DryRun:
-        checks.check_definition(connection, source, definition)
+        checks.check_definition(connection, source, definition, existing is not None)
         if existing is None:
             check_name_is_free(connection, index)
         if options.rows_view and (existing is None or rows_view.shown(connection, existing.id) is None):

@@ -1,9 +1,22 @@
 -- The marks of objects that must have existed, unchanged, all the while for entries to be right: the primary key, since
 -- without it rows could share a value; the capture's triggers and functions, and the view by which it reads the source,
 -- since writes were missed or misread without them; the expressions of generated columns, which determine their values;
+-- the bodies of functions that compute keys;
 -- our own tables. An object that was gone for a while, or was altered and altered back, looks as before. But the server
 -- has created it again: with another oid, or by another transaction (xmin, which a freeze leaves as it is). So a
 -- generation keeps these marks, by name, in its shape. Nothing is concluded from a mark that isn't kept.
+
+-- The functions that compute an index's expressions and its condition: those that the texts name themselves, without
+-- those of the server, which nobody replaces.
+CREATE FUNCTION roir.functions_of(entry jsonb) RETURNS TABLE (oid oid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT DISTINCT CASE WHEN d.refclassid = 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
+      FROM (SELECT c ->> 'call' FROM jsonb_array_elements(entry -> 'columns') c WHERE c ->> 'call' <> ''
+            UNION ALL SELECT entry #>> '{condition,call}') x (call)
+      JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = to_regproc(x.call)
+                      AND d.refclassid IN ('pg_proc'::regclass, 'pg_operator'::regclass)
+      LEFT JOIN pg_operator o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
+$$;
 
 -- The constraint of a primary key outlives REINDEX CONCURRENTLY and a rename. The triggers are those of the source and
 -- of its partitions; those of a partition have its link in their name, so a partition that was out meanwhile has other
@@ -59,7 +72,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                                     format('expression %s/%s/%s', r.oid, r.link, a.attname) AS name
                                FROM pg_attribute a WHERE a.attrelid = r.oid AND a.attname = ANY (g.columns) OFFSET 0) a
           LEFT JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum AND a.attgenerated = 's'
-         WHERE a.attgenerated = 's' OR g.kept ? a.name)
+         WHERE a.attgenerated = 's' OR g.kept ? a.name
+        UNION ALL
+        SELECT 'computed ' || p.oid, md5(concat(p.prosrc, p.probin, p.prosqlbody))
+          FROM generation g CROSS JOIN LATERAL roir.functions_of(g.entry) f JOIN pg_proc p ON p.oid = f.oid)
     SELECT coalesce(jsonb_object_agg(m.name, m.value), '{}') FROM mark m
 $$;
 

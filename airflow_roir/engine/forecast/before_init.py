@@ -45,7 +45,7 @@ def look(
     if source is not None:
         for one in dry_run.of_table(connection, source, options, definition.unique):
             check(one)
-        for one in checks.of_definition(connection, source, definition, alone=True):
+        for one in checks.of_definition(connection, source, definition, exists=False, alone=True):
             check(one)
         if definition.key and all(column in source.columns for column in definition.key):
             found = worth.of_source(connection, source, definition)

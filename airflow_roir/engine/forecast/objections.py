@@ -231,7 +231,7 @@ def _look(
     if source is not None:
         for check in dry_run.of_source(connection, source, options, existing, whole.unique):
             notes(check)
-        for check in checks.of_definition(connection, source, whole):
+        for check in checks.of_definition(connection, source, whole, existing is not None):
             notes(check)
     schema = whole.name.schema or (source and source.name.schema)
     if existing is None and schema:

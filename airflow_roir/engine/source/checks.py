@@ -205,14 +205,17 @@ def _check_types(connection: Connection, source: Source, definition: IndexDefini
         )
 
 
-def check_definition(connection: Connection, source: Source, definition: IndexDefinition) -> None:
-    """Raise NotFound or InvalidInput if the definition doesn't fit the source. Changes nothing."""
-    for check in of_definition(connection, source, definition):
+def check_definition(connection: Connection, source: Source, definition: IndexDefinition, exists: bool = False) -> None:
+    """Raise NotFound or InvalidInput if the definition doesn't fit the source. Changes nothing.
+
+    exists: it is that of an index, whose own functions hold its expressions.
+    """
+    for check in of_definition(connection, source, definition, exists):
         check()
 
 
 def of_definition(
-    connection: Connection, source: Source, definition: IndexDefinition, alone: bool = False
+    connection: Connection, source: Source, definition: IndexDefinition, exists: bool, alone: bool = False
 ) -> Iterator[Callable[[], None]]:
     """The checks of `check_definition`; each can be called whether or not another one refused.
 
@@ -230,6 +233,7 @@ def of_definition(
             yield partial(check_order, connection, source, definition, name)
     if alone:
         yield partial(_check_readable, connection, source, definition)
+    if alone or exists:
         return
     # One by one: the user sees all that the server refuses.
     for expression in definition.expressions:
