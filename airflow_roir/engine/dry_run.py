@@ -200,6 +200,8 @@ def check_options(definition: IndexDefinition, options: BuildOptions, existing: 
         complaints.add(InvalidInput(f"index {name}: a census keeps nothing, so it can't make a rows view"))
     if options.rows_view and definition.shards:
         complaints.add(rows_view.over_shards(name))
+    if options.rows_view and (definition.expressions or definition.where):
+        complaints.add(rows_view.computed(name))
     if options.census and not definition.unique:
         complaints.add(InvalidInput(f"index {name}: a census lists the duplicates of a unique index: give unique, too"))
     if options.on_duplicate != BuildOptions.on_duplicate and not definition.unique:

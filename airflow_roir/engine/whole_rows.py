@@ -85,6 +85,8 @@ def _found(connection: Connection, index: str) -> operations.Row[object]:
     found = operations.find_index(connection, parse_name(index, "index"))
     if found.shard_table is not None:
         raise rows_view.over_shards(operations.index_name(found))
+    if found.expressions or found.condition:
+        raise rows_view.computed(operations.index_name(found))
     return found
 
 

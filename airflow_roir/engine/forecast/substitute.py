@@ -19,6 +19,7 @@ from airflow_roir.definition import QualifiedName, quote
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.forecast import conditions
 from airflow_roir.engine.forecast.planned import as_caller, explain, nodes, problem
+from airflow_roir.engine.generation.entry import Entry
 from airflow_roir.engine.source.source import Source
 from airflow_roir.errors import InvalidInput
 
@@ -100,27 +101,32 @@ class Substitute:
         found = execute(connection, VIEWS, {"source": source.oid, "most": MOST_VIEWS}).all()
         return cls(source, leaves, tuple((QualifiedName(row.schema, row.name), row.body) for row in found))
 
-    def use(self, database: Database, query: str, columns: Sequence[str]) -> Use:
-        """The use of a B-tree for a query that the server has planned before. columns: the first is the key's first."""
+    def use(self, database: Database, query: str, entry: Entry) -> Use:
+        """The use of an index's B-tree for a query that the server has planned before. entry: the index's."""
+        columns = [column.source for column in entry.columns]
         try:
-            with as_caller(database, lambda connection: self._make(connection, columns)) as connection:
+            with as_caller(database, lambda connection: self._make(connection, entry)) as connection:
                 return self._use(connection, query, columns)
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise
             return Use(None, None, problem(error))
 
-    def _make(self, connection: Connection, columns: Sequence[str]) -> None:
+    def _make(self, connection: Connection, entry: Entry) -> None:
         table = f"pg_temp.{quote(str(self.source.name.name))}"
-        known = list(dict.fromkeys(columns))[:MOST_COLUMNS]
-        more = f" INCLUDE ({', '.join(map(quote, known[1:]))})" if known[1:] else ""
+        first_column, *others = entry.columns
+        # An INCLUDE can't have expressions.
+        known = list(dict.fromkeys(column.source for column in others if not column.call))[: MOST_COLUMNS - 1]
+        more = f" INCLUDE ({', '.join(map(quote, known))})" if known else ""
+        more += f" WHERE {entry.condition.text}" if entry.condition else ""
+        key = f"({first_column.text})" if first_column.call else quote(first_column.source)
         names = [self.source.name]
         every = [*names, *(name for name, _ in self.views)]
         given = {"schemas": [one.schema for one in every], "names": [one.name for one in every]}
         # Before there are substitutes, which bare names would mean.
         first = bool(execute(connection, BARE, given).scalar_one())
         execute(connection, f"CREATE TEMP TABLE {table} AS TABLE {self.source.sql} WITH NO DATA")
-        execute(connection, f"CREATE INDEX {INDEX} ON {table} ({quote(known[0])}){more}")
+        execute(connection, f"CREATE INDEX {INDEX} ON {table} ({key}){more}")
         for name, body in self.views:
             if any(name.name == one.name for one in names):
                 continue

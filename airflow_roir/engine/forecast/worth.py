@@ -108,7 +108,7 @@ def of_query(database: Database, dry: DryRun, worth: Worth | None, query: str, r
         raise InvalidInput("the table is in shards, where the query isn't planned: leave --query out")
     asked, substitute = queries.ask(database, dry.source, query, worth.partition_key, run)
     columns = [column.source for column in dry.entry.columns]
-    use = substitute.use(database, query, columns)
+    use = substitute.use(database, query, dry.entry)
     lacks = tuple(column for column in asked.columns if column not in columns)
     if use.covers is not None:
         lacks = () if use.covers else lacks or (WHOLE_ROW,)
@@ -123,7 +123,7 @@ def _other(database: Database, dry: DryRun, substitute: Substitute, query: str) 
     with database.transaction() as connection:
         rows = execute(connection, OTHERS, {"source": dry.source.oid, "index": dry.index_id}).all()
     for row in rows:
-        use = substitute.use(database, query, [column.source for column in Entry.from_json(row.entry).columns])
+        use = substitute.use(database, query, Entry.from_json(row.entry))
         if use.serves and use.covers:
             return str(QualifiedName(row.schema_name, row.name))
     return None

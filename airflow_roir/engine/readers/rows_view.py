@@ -44,6 +44,14 @@ def over_shards(index: QualifiedName) -> InvalidInput:
     )
 
 
+def computed(index: QualifiedName) -> InvalidInput:
+    """The error that refuses a rows view of an index that has expressions or a condition."""
+    return InvalidInput(
+        f"index {index} has an expression or a condition, so it has no rows view: a view of the whole table must find "
+        "each row by columns. Read rows by roir.rows"
+    )
+
+
 def check_name(connection: Connection, index: QualifiedName) -> None:
     """Raise InvalidInput if a rows view of this index can't have its name: it is taken, or too long."""
     name = name_of(index)
