@@ -236,3 +236,16 @@ def test_one_compiled_form_serves_several_schemas(engine: Engine, shop_dsn: str)
         with engine.connect().execution_options(schema_translate_map={"shop": schema}) as connection:
             assert connection.execute(ONE).scalars().all() == [found]
     assert indexes.counts == {"rewritten": 2}
+
+
+def test_a_partial_index_is_left_alone(engine: Engine, shop_dsn: str) -> None:
+    """It lacks rows: a statement that used it would miss them."""
+    indexes = used(engine)
+    database = Database(shop_dsn, "roir tests")
+    drop.drop_index(database, "shop.by_no", "test")
+    steps.make_index(database, "shop.by_no", "shop.orders", "no", where="no <> 'no7'")
+    steps.make_index(database, "shop.by_lower_no", "shop.orders", "lower(no)")
+    database.engine.dispose()
+    indexes.refresh()
+    assert opened(engine) == 12
+    assert not indexes.counts

@@ -13,6 +13,7 @@ from airflow_roir.engine.forecast import forecast, worth
 from airflow_roir.engine.forecast import query as queries
 from airflow_roir.engine.forecast.substitute import Use
 from airflow_roir.engine.forecast.worth import OfQuery, Worth
+from airflow_roir.engine.generation.entry import Entry, EntryColumn
 from airflow_roir.engine.snapshot import details
 from airflow_roir.errors import InvalidInput
 from airflow_roir.options import BuildOptions
@@ -404,6 +405,12 @@ def test_a_bare_name_that_means_another_table_isnt_taken_for_the_source(sixty: D
     assert of(asked(sixty, "SELECT id FROM t WHERE k = 5", source="public.t")).asked.opened == 0
 
 
+def of_columns(*names: str) -> Entry:
+    """An index of these columns, whose key is the first one."""
+    columns = (EntryColumn(name, "int", "int", None, False, False, False) for name in names)
+    return Entry(tuple(columns), 1, 1, 1)
+
+
 def test_it_is_asked_with_the_callers_rights_settings_and_row_security(database: Database, dsn: str) -> None:
     """Found while it was made: roir's own sessions pin search_path and row_security, so that a query meant another."""
     table(dsn, 60)
@@ -418,13 +425,13 @@ def test_it_is_asked_with_the_callers_rights_settings_and_row_security(database:
     mine = "SELECT k FROM mine WHERE k = 5"
     try:
         seen, substitute = queries.ask(low, dry.source, mine)
-        assert (seen.opened, substitute.use(low, mine, ["k"])) == (60, Use(True, True))
+        assert (seen.opened, substitute.use(low, mine, of_columns("k"))) == (60, Use(True, True))
         guarded, _ = queries.ask(low, dry.source, "SELECT k FROM public.t WHERE k = 5")
         assert guarded.columns == ("k", "state")
         with pytest.raises(InvalidInput, match="permission denied for table secret"):
             queries.ask(low, dry.source, "SELECT k FROM public.secret")
         run_sql(dsn, "DO $$ BEGIN EXECUTE format('REVOKE TEMP ON DATABASE %I FROM PUBLIC', current_database()); END $$")
-        refused = substitute.use(low, mine, ["k"])
+        refused = substitute.use(low, mine, of_columns("k"))
         assert (refused.serves, refused.covers) == (None, None)
         assert refused.why.startswith("permission denied to create temporary tables")
     finally:

@@ -18,6 +18,7 @@ from airflow_roir.engine.forecast import query as queries
 from airflow_roir.engine.source import catalog
 from tests.conftest import run_sql
 from tests.engine.steps import session, sql
+from tests.engine.test_worth import of_columns
 
 COLUMNS = (
     "id bigint, day int, k bigint, code varchar(20), state text, total numeric, u uuid, e mood, d word, "
@@ -274,7 +275,7 @@ def test_no_is_never_said_of_a_query_that_the_index_serves(database: Database, d
                 raise
             continue
         _, substitute = queries.ask(database, source, here, ["day", "id"])
-        use = substitute.use(database, here, columns)
+        use = substitute.use(database, here, of_columns(*columns))
         # Its order finds the first rows without a condition.
         serves = finds or shape in BY_ORDER
         if use.serves is not serves and not (use.serves is None and shape in OPEN):
