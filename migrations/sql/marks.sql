@@ -6,8 +6,8 @@
 -- has created it again: with another oid, or by another transaction (xmin, which a freeze leaves as it is). So a
 -- generation keeps these marks, by name, in its shape. Nothing is concluded from a mark that isn't kept.
 
--- The functions that compute an index's expressions and its condition: those that the texts name themselves, without
--- those of the server, which nobody replaces.
+-- The functions of users that compute an index's expressions and its condition, as far as their texts name them. The
+-- server's own have no dependencies.
 CREATE FUNCTION roir.functions_of(entry jsonb) RETURNS TABLE (oid oid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT DISTINCT CASE WHEN d.refclassid = 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END

@@ -91,7 +91,7 @@ def test_a_function_with_another_body_is_reported_until_the_index_is_right(datab
     assert sql(steps.session(dsn), "SELECT key FROM ix WHERE id = 7") == [("K7",)]
 
 
-# Of real life. `norm` and `slug` are functions of users, `code` an enum, `tags` an array.
+# Expressions of real life. `norm` and `slug` are functions of users, `code` an enum, `tags` an array.
 EXPRESSIONS = (
     "lower(email)", "upper(email)", "lower(trim(email))", "md5(email)", "length(email)", "left(email, 3)",
     "split_part(email, '@', 2)", "reverse(email)", "email || ':' || id", "coalesce(nick, email)", "nullif(nick, '')",
@@ -150,7 +150,7 @@ def test_expressions_of_real_life(database: Database, dsn: str, part: int) -> No
     assert lifecycle.verify(database, "ix", VerifyOptions()).is_exact
 
 
-# What CREATE INDEX refuses, and our own rules. The server's words are in the refusal.
+# Expressions that CREATE INDEX or our own rules refuse, with a part of the refusal.
 REFUSED = {
     "random()": "functions in index expression must be marked IMMUTABLE",
     "to_char(ts, 'YYYY')": "must be marked IMMUTABLE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import subprocess
 from contextlib import closing, redirect_stdout
 from datetime import date
@@ -55,11 +56,15 @@ def plain(output: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"psql:<stdin>:\d+: |\d{4}(-\d\d){2} (\d\d:){2}\d\d", "", output)).strip()
 
 
-def carried_on(database: Database, command: str) -> str:
+def carried_on(database: Database, command: str, block: str = "") -> str:
     """Does what `roir build` and `roir resume` do, without Spark. Returns their message if they stop."""
+    words = shlex.split(block)
+    given = {name: words[words.index(f"--{name}") + 1] for name in ("keys", "where") if f"--{name}" in words}
+    index = words[2] if words else INDEX
     try:
         if command == "build":
-            _, run = steps.begin(database, INDEX, "shop.customers", "email", unique=True, segments=4)
+            given = {"keys": "email", **given}
+            _, run = steps.begin(database, index, "shop.customers", unique=True, segments=4, **given)
         else:
             run = start_run(database, INDEX, "test", take_over=True)
         steps.finish_all(database, run)
@@ -92,7 +97,7 @@ def test_the_page_does_what_it_says(database: Database, dsn: str, pg: int) -> No
         elif language == "python":
             said = printed(dsn, block)
         elif (command := block.split()[1]) in ("build", "resume"):
-            said = carried_on(database, command)
+            said = carried_on(database, command, block)
         else:
             called = CliRunner().invoke(cli.app, block.split()[1:], env={"ROIR_DSN": dsn})
             said = called.output

@@ -36,6 +36,12 @@ SELECT c.oid::bigint AS oid, c.relkind::text = 'v' AND EXISTS (
 HOLD = "SELECT roir.hold_view(%(index)s)"
 STATEMENT = "SELECT roir.view_statement(%(name)s, %(generation)s, %(guarded)s, %(replaced)s::oid::regclass)"
 
+# For the view of a partial index.
+COMMENT = """
+SELECT format('COMMENT ON VIEW %%s IS %%L', %(name)s, 'Only rows that satisfy: ' || i.condition)
+  FROM roir.index i WHERE i.id = %(index)s AND i.condition <> ''
+"""
+
 # The relation exists already, is no view, or is a view with other columns.
 NO_VIEW = ("42P07", "42809", "42P16")
 # Other errors of that statement, with their remedies.
@@ -121,6 +127,8 @@ def show(connection: Connection, name: QualifiedName, index_id: int, generation_
         if sqlstate(error) not in NO_VIEW:
             raise
         raise InvariantViolated(renamed_column(connection, name, index_id) or _taken(name)) from error
+    if row is None and (comment := execute(connection, COMMENT, {"index": index_id, "name": name.sql}).scalar()):
+        execute(connection, comment)
     if row is not None:
         # Names were exchanged meanwhile, and the statement replaced another view: the error undoes that.
         now = execute(connection, WHOSE, {"name": name.sql}).scalar()
