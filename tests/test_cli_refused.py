@@ -70,6 +70,7 @@ CASES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "--with": ("nonsense", "a (", "(k)", "a (k) INCLUDE", "a (k); x"),
         "--keys": ('"', "k,,k", "k,k", "k k"),
         "--include": ('"', ",", "k", "v,v"),
+        "--where": ('"', "id; id", "id, v"),
         "--table": ("", "a.b.c", '"'),
     },
     ("resume", "building"): {**LIVE, **SPARK},
@@ -125,6 +126,7 @@ CASES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "--table": ("", "a.b.c", '"', "nowhere"),
         "--keys": ('"', "k,,k", "k,k", "k k", "nowhere"),
         "--include": ('"', ",", "k", "v,v", "nowhere"),
+        "--where": ('"', "id; id", "id, v", "nowhere = 1"),
     },
 }
 # What takes any text, or is no option of an operation: `test_shards.py` and others have these.

@@ -93,7 +93,10 @@ BEGIN
                format(CASE WHEN one_by_one THEN '($1).%I' ELSE 'e.%I' END, p.name) AS theirs
           FROM part p
          WHERE p.in_table OR indexed = relation
-               AND NOT EXISTS (SELECT FROM part x WHERE x.in_table AND x.name = p.name))
+               AND NOT EXISTS (SELECT FROM part x WHERE x.in_table AND x.name = p.name)
+               -- An expression is no column of the table.
+               AND EXISTS (SELECT FROM pg_attribute t
+                            WHERE t.attrelid = relation AND t.attname = p.name AND NOT t.attisdropped))
     SELECT (SELECT string_agg(CASE WHEN c.in_table THEN format('%s %s %s', c.ours, c.equals, c.theirs)
                    ELSE format('(%1$s %2$s %3$s OR %1$s IS NOT DISTINCT FROM NULL AND %3$s IS NOT DISTINCT FROM NULL)',
                                c.ours, c.equals, c.theirs) END, ' AND ' ORDER BY c.in_table DESC, c.position)

@@ -183,3 +183,13 @@ def test_a_condition_that_an_index_cannot_have_is_refused(database: Database, ds
     run_sql(dsn, *ZOO, ROWS.format(1, 10))
     with pytest.raises(InvalidInput):
         steps.begin(database, "ix", "zoo", "id", where=where)
+
+
+def test_whole_rows_are_read_by_an_expression(database: Database, dsn: str) -> None:
+    """Found: roir.rows looked for a column of the expression's name in the table."""
+    run_sql(dsn, *ZOO, ROWS.format(1, 30))
+    steps.make_index(database, "ix", "zoo", "lower(email) AS address")
+    found = "SELECT id FROM roir.rows(NULL::zoo, 'ix', '{\"address\": \"user7@x.org\"}')"
+    assert sql(steps.session(dsn), found) == [(7,)]
+    entries_of = "ARRAY(SELECT i FROM ix i WHERE address = 'user8@x.org')"
+    assert sql(steps.session(dsn), f"SELECT id FROM roir.rows(NULL::zoo, {entries_of})") == [(8,)]
