@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_roir.definition import parse_name, quote
+from airflow_roir.definition import parse_name
 from airflow_roir.engine.control import operations
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.generation import physical
@@ -63,7 +63,7 @@ def _comparison(source: str, generation_id: int, entry: Entry, shown: str) -> st
         for i in entry.identity_positions
     )
     group = ", ".join(f"coalesce(s.c{i + 1}, b.c{i + 1})" for i in key)
-    projected = ", ".join(f"{quote(c.source)}{c.to_base_type} AS c{i + 1}" for i, c in enumerate(columns))
+    projected = ", ".join(f"{c.of(None)} AS c{i + 1}" for i, c in enumerate(columns))
     entries = ", ".join(f"c{i + 1}{c.to_base_type} AS c{i + 1}" for i, c in enumerate(columns))
     ours, theirs = (f"ROW({', '.join(entry.physical(prefix=prefix))})::record" for prefix in ("s.", "b."))
     return f"""
@@ -75,6 +75,6 @@ SELECT count(*) FILTER (WHERE present) AS rows,
                count(b.present) AS entries,
                coalesce(bool_or({ours} *= {theirs}), false) AS matched,
                coalesce(bool_or({same}), false) AS same
-          FROM (SELECT {projected}, true AS present FROM {source}) s
+          FROM (SELECT {projected}, true AS present FROM {source} WHERE {entry.satisfied(None)}) s
           FULL JOIN (SELECT {entries}, true AS present FROM {physical.base(generation_id)} x WHERE {shown}) b ON {join}
          GROUP BY {group}) compared"""

@@ -140,7 +140,7 @@ def test_a_virtual_generated_column_is_refused(dsn: str) -> None:
 def test_an_operation_that_runs_is_named_and_another_definition_refused(database: Database, dsn: str) -> None:
     _, run = steps.begin(database)
     refuse(dsn, OperationRunning, "public.ix", run.owner, "--take-over")
-    refuse(dsn, InvalidInput, "another definition", '"k"', "leave out", keys="v")
+    refuse(dsn, InvalidInput, "another definition", "key k", "leave out", keys="v")
     refuse(dsn, InvalidInput, "another definition", include="v")
 
 
