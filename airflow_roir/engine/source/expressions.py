@@ -29,7 +29,6 @@ from airflow_roir.errors import InvalidInput
 CONDITION = "where"
 # The functions of a plan, which has no index yet; the session's own schema, by its true name.
 PLANNED = "pg_temp"
-COPY = "roir_like"
 # Classes of errors that don't judge an expression: locks, resources, lost connections, cancellations.
 _NOT_OF_TEXT = ("40", "53", "55", "57", "58", "08")
 
@@ -56,7 +55,7 @@ SELECT p.proname::text AS name, coalesce(p.proargnames, '{}')::text[] AS argumen
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression as the server reads it. number: of its function, from 1; '' for the condition: `where`.
+    """An expression as the server reads it. suffix: of its function, a number from 1, or `where` for the condition.
 
     text: canonical, with all names qualified that a search_path could change.
     """
@@ -73,20 +72,13 @@ def judge(connection: Connection, source: Source, definition: IndexDefinition) -
 
     Raises InvalidInput with the server's words for one that an index can't have.
     """
+    asked = [(str(number), *one) for number, one in enumerate(definition.expressions, start=1)]
+    if definition.where:
+        asked.append((CONDITION, CONDITION, definition.where))
     savepoint = connection.begin_nested()
     try:
         table = _like(connection, source)
-        return [
-            *(
-                _judge_one(connection, table, definition, str(number), name, text)
-                for number, (name, text) in enumerate(definition.expressions, start=1)
-            ),
-            *(
-                [_judge_one(connection, table, definition, CONDITION, CONDITION, definition.where)]
-                if definition.where
-                else []
-            ),
-        ]
+        return [_judge_one(connection, table, definition, *one) for one in asked]
     finally:
         savepoint.rollback()
 
@@ -136,7 +128,7 @@ def _canonical(connection: Connection, table: str, text: str, is_condition: bool
     """The text as the server keeps it, in an index or a generated column that is undone. Colons and per cents stay."""
     # psycopg2 takes a per cent sign for a placeholder only if there are values.
     if is_included:
-        kind = f"pg_temp.{quote('roir_type')}"
+        kind = f"{PLANNED}.roir_type"
         execute(connection, f"CREATE VIEW {kind} AS SELECT ({text}) AS x FROM {table}")
         [column] = columns_of(connection, _oid(connection, kind)).values()
         execute(connection, f"ALTER TABLE {table} ADD COLUMN roir_x {column.type} GENERATED ALWAYS AS ({text}) STORED")
