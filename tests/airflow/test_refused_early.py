@@ -273,7 +273,7 @@ def test_a_wrong_value_is_refused_before_the_first_change(
 
 
 FORMS: dict[str, Mapping[str, Any]] = {
-    "rebuild_index": PREPARE,
+    "rebuild_index": {**PREPARE, "where": ("price >", "nowhere > 0", "random() > 0.5", "price", 5, "\0", "\ud800")},
     "verify_index": VERIFY,
     "control_index": {**LIVE, "action": (*NO_WORD, "drop"), "reason": ("\0", "\ud800", 5)},
     "keep_indexes_young": {
