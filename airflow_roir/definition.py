@@ -154,29 +154,49 @@ def parse_keys(text: str | Sequence[str] | None, what: str = "key columns") -> t
     """Reads a comma-separated list of columns and expressions: `lower(email), created`, `(doc->>'sku') AS sku`.
 
     Returns the names that the index's view gives them, in order, and the SQL of the expressions by name. An expression
-    without `AS` is named as by `CREATE INDEX`: after its function, or `expr`.
+    without `AS` is named as by `CREATE INDEX`: after its function, or `expr`. `COLLATE` belongs to an expression, and
+    `text_pattern_ops` and its kin are `COLLATE "C"`. `DESC` may stand at all keys: an index is read backwards, too.
     """
     items = [text] if isinstance(text, str) else text or ()
     if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
         return parse_columns(text, what), {}
     names: list[str] = []
     expressions: dict[str, str] = {}
+    orders: list[str] = []
     for item in items:
         if not key_text.has_expression(item):
-            names += parse_columns(item, what) if isinstance(text, str) else parse_columns([item], what)
+            plain = parse_columns(item, what) if isinstance(text, str) else parse_columns([item], what)
+            names += plain
+            orders += [""] * len(plain)
             continue
         for part in key_text.split(item, what):
-            if not key_text.has_expression(part):
-                names += _parse_identifiers(part, ",", what)
-                continue
+            part, order = key_text.without_order(part)
             expression, name = key_text.named(part, what)
+            if name is not None:
+                expression, order = key_text.without_order(expression) if not order else (expression, order)
+            expression = key_text.with_collation(expression, what)
+            orders.append(order)
+            if name is None and not key_text.has_expression(expression):
+                names += _parse_identifiers(expression, ",", what)
+                continue
             if name is not None:
                 (name,) = _parse_identifiers(name, ",", what)
             else:
                 name = _not_taken(key_text.default_name(expression), names)
             names.append(name)
             expressions[name] = expression
+    _refuse_orders(text, orders, what)
     return tuple(names), expressions
+
+
+def _refuse_orders(text: str | Sequence[str] | None, orders: Sequence[str], what: str) -> None:
+    # The server reads an index backwards: all keys descending are all keys ascending.
+    if len(set(orders)) > 1 or any(order not in ("", "desc") for order in orders):
+        raise InvalidInput(
+            f"{what} {text!r}: entries are in ascending order, NULLs last, and are read backwards for ORDER BY all "
+            "keys DESC. Leave DESC and NULLS out; for a mixed ORDER BY, PostgreSQL sorts only the rows that share the "
+            "first key"
+        )
 
 
 def _not_taken(name: str, names: Sequence[str]) -> str:

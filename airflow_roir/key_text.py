@@ -12,10 +12,18 @@ from collections.abc import Iterator
 from airflow_roir.errors import InvalidInput
 
 # Signs of an expression. A name may have a minus: users forget quotes.
-_NO_NAME = re.compile(r"[('\[+*/%<>=~!]|::|\|\||->|\s-\s|\sas\s", re.IGNORECASE)
+_NO_NAME = re.compile(
+    r"[('\[+*/%<>=~!]|::|\|\||->|\s-\s|\s(?:as|collate|nulls)\s|\s(?:asc|desc|\w+_ops)\s*(?:,|$)", re.IGNORECASE
+)
 _OPENING, _CLOSING = "([", ")]"
 _IDENTIFIER = r'(?:"(?:[^"]|"")+"|[^\W\d][\w$]*)'
 _AS = re.compile(rf"\s+as\s+(?P<name>{_IDENTIFIER})\s*", re.IGNORECASE)
+_NULLS = re.compile(r"\s+nulls\s+(first|last)$", re.IGNORECASE)
+_ORDER = re.compile(r"\s+(asc|desc)$", re.IGNORECASE)
+_OPERATOR_CLASS = re.compile(rf"\s+(?:{_IDENTIFIER}\s*\.\s*)?(\w+_ops)$", re.IGNORECASE)
+_COLLATION = re.compile(rf"\s*\bcollate\s+(?:{_IDENTIFIER}\s*\.\s*)?{_IDENTIFIER}$", re.IGNORECASE)
+# Their order is that of the collation "C".
+_PATTERN_OPERATORS = ("text_pattern_ops", "varchar_pattern_ops", "bpchar_pattern_ops")
 _FUNCTION = re.compile(rf"\(*\s*(?:{_IDENTIFIER}\s*\.\s*)?(?P<name>{_IDENTIFIER})\s*\(")
 # A text in quotes may have any of these; outside of them they end an expression, or hide what follows.
 _REFUSED = {";": "a semicolon", "--": "a comment", "/*": "a comment", "\0": "a NUL character"}
@@ -56,8 +64,46 @@ def named(item: str, what: str) -> tuple[str, str | None]:
     return found or (item, None)
 
 
+def without_order(item: str) -> tuple[str, str]:
+    """An item without its order (`DESC`, `NULLS FIRST`), and the order in lower case; '' for the default one."""
+    item = item.strip()
+    nulls = _NULLS.search(item)
+    item = item[: nulls.start()] if nulls else item
+    direction = _ORDER.search(item)
+    item = item[: direction.start()] if direction else item
+    is_descending = direction is not None and direction[1].lower() == "desc"
+    nulls_first = nulls[1].lower() == "first" if nulls else is_descending
+    if is_descending == nulls_first:
+        return item, "desc" if is_descending else ""
+    return item, f"{'desc' if is_descending else 'asc'} nulls {'first' if nulls_first else 'last'}"
+
+
+def with_collation(item: str, what: str) -> str:
+    """An item with the collation that has the order of its operator class instead of the class, if it has one.
+
+    Raises InvalidInput for an operator class without such a collation.
+    """
+    found = _OPERATOR_CLASS.search(item)
+    if found is None:
+        return item
+    if found[1].lower() not in _PATTERN_OPERATORS:
+        raise InvalidInput(
+            f"{what} {item!r}: entries can't have the order of an operator class; leave {found[1]} out. The classes "
+            f'{", ".join(_PATTERN_OPERATORS)} are taken as COLLATE "C"'
+        )
+    return f'{_COLLATION.sub("", item[: found.start()])} COLLATE "C"'
+
+
 def default_name(expression: str) -> str:
-    """The name that `CREATE INDEX` gives an expression: that of its outermost function, else `expr`."""
+    """The name of an expression: that which `CREATE INDEX` gives it, of its outermost function, else `expr`.
+
+    A column with a collation gets `_key` behind its name: the view's readers know its name as the table's column.
+    """
+    collated = _COLLATION.search(expression)
+    if collated is not None:
+        expression = expression[: collated.start()].strip()
+        if re.fullmatch(_IDENTIFIER, expression):
+            return (expression[1:-1].replace('""', '"') if expression[0] == '"' else expression.lower()) + "_key"
     found = _FUNCTION.match(expression)
     if found is None:
         return "expr"

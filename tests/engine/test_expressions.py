@@ -193,3 +193,31 @@ def test_whole_rows_are_read_by_an_expression(database: Database, dsn: str) -> N
     assert sql(steps.session(dsn), found) == [(7,)]
     entries_of = "ARRAY(SELECT i FROM ix i WHERE address = 'user8@x.org')"
     assert sql(steps.session(dsn), f"SELECT id FROM roir.rows(NULL::zoo, {entries_of})") == [(8,)]
+
+
+def test_a_prefix_is_found_by_the_index_in_a_database_whose_order_is_linguistic(database: Database, dsn: str) -> None:
+    """`email LIKE 'user1%'` reads all entries of a column whose collation isn't `C`, as with a native index."""
+    user = steps.session(dsn)
+    # Debian's server has ICU (--pg 15); the embedded ones know the order of bytes alone.
+    is_linguistic = sql(user, "SELECT 1 FROM pg_collation WHERE collname = 'und-x-icu'") != []
+    make_users(dsn)
+    if is_linguistic:
+        run_sql(dsn, 'ALTER TABLE users ALTER email TYPE text COLLATE "und-x-icu"')
+    run_sql(dsn, "UPDATE users SET email = chr(64 + id % 60) || email || id")
+    steps.make_index(database, "plain", "users", "email")
+    steps.make_index(
+        database, "ix", "users", "email text_pattern_ops, lower(email) varchar_pattern_ops AS low, (v) AS w"
+    )
+    run_sql(dsn, "INSERT INTO users SELECT 1000 + i, '2025-03-01', 'aUser' || i, NULL, i FROM generate_series(1, 50) i")
+    for prefix in ("aUser1", "A", "aU", "B%s@", "\u00e9", ""):
+        found = sql(user, "SELECT id FROM ix WHERE email_key LIKE %s || '%%' ORDER BY 1", prefix)
+        assert found == sql(user, "SELECT id FROM users WHERE email LIKE %s || '%%' ORDER BY 1", prefix), prefix
+    collations = "SELECT attname, attcollation::regcollation::text FROM pg_attribute WHERE attrelid = 'ix'::regclass"
+    assert dict(sql(user, collations)).items() >= {"email_key": '"C"', "low": '"C"', "w": "-"}.items()
+    sql(user, "SET enable_seqscan = off")
+    plans = {}
+    for view, column in {"plain": "email", "ix": "email_key"}.items():
+        lines = sql(user, f"EXPLAIN SELECT id FROM {view} WHERE {column} LIKE 'aUser1%'")
+        plans[view] = "\n".join(line for (line,) in lines)
+    if is_linguistic:
+        assert ">= 'aUser1'" not in plans["plain"]

@@ -16,6 +16,7 @@ from airflow_roir.definition import (
     argument,
     parse_beside,
     parse_columns,
+    parse_keys,
     parse_name,
     quote,
 )
@@ -186,3 +187,43 @@ def test_what_is_no_index_beside_another_one_is_refused(text: str) -> None:
         parse_beside(text, "t")
     with pytest.raises(InvalidInput, match="--table"):
         parse_beside("b (k)", None)
+
+
+# A list of keys as `CREATE INDEX` would have it, the names in the view, and the expressions by name.
+KEYS = [
+    ('email COLLATE "C"', ("email_key",), {"email_key": 'email COLLATE "C"'}),
+    ('email COLLATE "C" AS c DESC', ("c",), {"c": 'email COLLATE "C"'}),
+    ("email text_pattern_ops", ("email_key",), {"email_key": 'email COLLATE "C"'}),
+    ('"E-mail" COLLATE pg_catalog."de_DE"', ("E-mail_key",), {"E-mail_key": '"E-mail" COLLATE pg_catalog."de_DE"'}),
+    ('a COLLATE "de_DE" pg_catalog.varchar_pattern_ops', ("a_key",), {"a_key": 'a COLLATE "C"'}),
+    ("lower(email) text_pattern_ops ASC NULLS LAST", ("lower",), {"lower": 'lower(email) COLLATE "C"'}),
+    ("lower(email) DESC AS x", ("x",), {"x": "lower(email)"}),
+    ("a DESC, lower(b) desc NULLS First", ("a", "lower"), {"lower": "lower(b)"}),
+    ("a asc, b", ("a", "b"), {}),
+    ("desc", ("desc",), {}),
+    ('"my desc", "its_ops"', ("my desc", "its_ops"), {}),
+    ("its_ops", ("its_ops",), {}),
+    ("a || ' desc' AS nulls", ("nulls",), {"nulls": "a || ' desc'"}),
+    (["a DESC", "b DESC"], ("a", "b"), {}),
+]
+
+
+@pytest.mark.parametrize(("text", "names", "expressions"), KEYS)
+def test_options_of_keys_are_read_as_by_create_index(text: str, names: tuple[str, ...], expressions: object) -> None:
+    assert parse_keys(text) == (names, expressions)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("a, b DESC", "in ascending order"),
+        (["a", "b DESC"], "in ascending order"),
+        ("a NULLS FIRST", "in ascending order"),
+        ("a DESC NULLS LAST", "in ascending order"),
+        ("a DESC, b", "in ascending order"),
+        ("doc jsonb_path_ops", "leave jsonb_path_ops out"),
+    ],
+)
+def test_options_of_keys_that_entries_cannot_have_are_refused(text: str, word: str) -> None:
+    with pytest.raises(InvalidInput, match=word):
+        parse_keys(text)

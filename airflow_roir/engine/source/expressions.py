@@ -40,6 +40,19 @@ SELECT DISTINCT a.attname::text AS name, a.attnum
    AND d.refclassid = 'pg_class'::regclass AND d.refobjid = to_regclass(%(table)s) AND a.attnum > 0
  ORDER BY a.attnum
 """
+# For a key as `(email)` or `email COLLATE "C"` an index has no expression: it has the column.
+INDEXED = """
+SELECT coalesce(pg_get_expr(coalesce(i.indpred, i.indexprs), i.indrelid),
+                (SELECT quote_ident(a.attname) FROM pg_attribute a
+                  WHERE a.attrelid = i.indrelid AND a.attnum = i.indkey[0]))
+  FROM pg_index i WHERE i.indexrelid = to_regclass(%(of)s)
+"""
+COLLATED = """
+SELECT format('%I.%I', n.nspname, c.collname)
+  FROM pg_index i JOIN pg_collation c ON c.oid = i.indcollation[0] JOIN pg_namespace n ON n.oid = c.collnamespace
+  JOIN pg_attribute own ON own.attrelid = 'pg_temp.roir_own'::regclass AND own.attcollation <> c.oid
+ WHERE i.indexrelid = 'pg_temp.roir_index'::regclass
+"""
 # Functions that come with the server aren't listed as dependencies; all of them that are immutable are safe.
 UNSAFE = """
 SELECT count(*) FROM pg_depend d
@@ -140,10 +153,17 @@ def _canonical(connection: Connection, table: str, text: str, is_condition: bool
         of = f"{PLANNED}.roir_index"
         what = f"((1)) WHERE ({text})" if is_condition else f"(({text}))"
         execute(connection, f"CREATE INDEX roir_index ON {table} {what}")
-        query = """SELECT pg_get_expr(coalesce(i.indpred, i.indexprs), i.indrelid)
-                     FROM pg_index i WHERE i.indexrelid = to_regclass(%(of)s)"""
+        query = INDEXED
     execute(connection, "SET LOCAL search_path = pg_catalog, pg_temp")
-    return str(execute(connection, query, {"of": of}).scalar_one())
+    canonical = str(execute(connection, query, {"of": of}).scalar_one())
+    return canonical if is_included or is_condition else _collated(connection, table, canonical)
+
+
+def _collated(connection: Connection, table: str, text: str) -> str:
+    """The text with the collation of its index, if that isn't its own: an index keeps an outer COLLATE by itself."""
+    execute(connection, f"CREATE VIEW {PLANNED}.roir_own AS SELECT ({text}) AS x FROM {table}")
+    collation = execute(connection, COLLATED).scalar_one_or_none()
+    return text if collation is None else f"({text}) COLLATE {collation}"
 
 
 def _oid(connection: Connection, name: str) -> int:
