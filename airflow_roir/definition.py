@@ -155,7 +155,7 @@ def parse_keys(text: str | Sequence[str] | None, what: str = "key columns") -> t
 
     Returns the names that the index's view gives them, in order, and the SQL of the expressions by name. An expression
     without `AS` is named as by `CREATE INDEX`: after its function, or `expr`. `COLLATE` belongs to an expression, and
-    `text_pattern_ops` and its kin are `COLLATE "C"`. `DESC` may stand at all keys: an index is read backwards, too.
+    `text_pattern_ops` and its kin are `COLLATE "C"`. `DESC` at all keys means nothing: an index is read backwards, too.
     """
     items = [text] if isinstance(text, str) else text or ()
     if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):

@@ -43,7 +43,7 @@ FROM_PAGE = {"X-Roir": "1", "Sec-Fetch-Site": "same-origin"}
 ROUTES = [route for route in create_app().routes if isinstance(route, APIRoute)]
 CASES = [(method, route.path) for route in ROUTES for method in sorted(route.methods)]
 READS = [path for method, path in CASES if method == "GET"]
-# What only those who may trigger a build read.
+# The paths that only users who may trigger a build read.
 FIRST_BUILD = ("/api/set-up", "/api/tables", "/api/check")
 CHANGES = [path for method, path in CASES if method != "GET"]
 # FAB has no user of its own with these names; `clerk` reads another DAG and its runs, and nothing else.
