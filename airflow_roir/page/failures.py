@@ -47,7 +47,7 @@ OURS = (
 # Airflow's events of ends that a task doesn't see, as its table `log` names them.
 ENDS = {
     "heartbeat timeout": "its worker gave no sign of life any more, so Airflow gave the task up",
-    "state mismatch": "its process ended before the task had begun, or before it could report its end",
+    "state mismatch": "it was killed before its end (often: out of memory, kill -9, a lost machine), or never began",
     "stuck in queued tries exceeded": "no worker took it up in time",
 }
 MARKS = (

@@ -169,6 +169,7 @@ MARK = event("patch_task_instance", {"new_state": "failed", "map_index": "2"}, m
 ONE = "Task g.build [2] has failed"
 AT_2 = f"{ONE} at try 2 of 7"
 DIED = "its process ended without a message: it was killed, or ran out of memory. Its log may say more"
+KILLED = "it was killed before its end (often: out of memory, kill -9, a lost machine), or never began"
 MARKED = "a user marked it as failed, as Airflow's Audit Log shows"
 
 
@@ -185,6 +186,7 @@ MARKED = "a user marked it as failed, as Airflow's Audit Log shows"
         ({}, (1, "no"), [], f"{AT_2}: {DIED}. Its try 1 had said"),
         ({"start_date": None}, (0, ""), [], f"{AT_2}: it never started"),
         ({"operator": "_PythonDecoratedOperator"}, (0, ""), [], f"{AT_2}: its log says why"),
+        ({}, (0, ""), [event("state mismatch")], f"{AT_2}: {KILLED}"),
         *(({}, (0, ""), [event(name)], f"{AT_2}: {words}") for name, words in ENDS.items()),
         ({}, (0, ""), [event("heartbeat timeout", try_number=1)], f"{AT_2}: {DIED}"),
         ({}, (0, ""), [event("heartbeat timeout", map_index=1)], f"{AT_2}: {DIED}"),
@@ -287,7 +289,7 @@ TABLE = [
     ),
     Row(
         "build and its supervisor killed",
-        "Task build has failed: its process ended before the task had begun, or before it could report its end",
+        f"Task build has failed: {KILLED}",
         "",
         Deed("build", WHILE, "killed", dag=ONCE),
         AFTER_BUILD,
