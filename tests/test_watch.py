@@ -131,7 +131,7 @@ def test_the_view_fits_the_terminal_and_leaves_it_as_it_was(
     assert max(len(line.rstrip()) + line.count("漢") for line in lines) <= columns
     text = " ".join(line.strip() for line in lines)
     assert SHOWN in text
-    for said in ("first build 1 of public.t", "build", "0 of 4 ranges done", "0 %", "running, driven by test"):
+    for said in ("first build 1, on public.t by k", "build", "0 of 4 ranges done", "0 %", "running, driven by test"):
         assert said in text
 
 

@@ -88,7 +88,7 @@ class Signs:
 
     def _operation(self, seen: Overview, one: OperationStatus, cells: int) -> list[Text]:
         lines = [Text(line, "bold") for line in wrapped(printable(one.index), cells)]
-        what = f"{noun(one)} {one.operation_id} of {printable(one.source)}"
+        what = f"{noun(one)} {one.operation_id}, {printable(one.definition)}"
         lines += [Text(line) for line in wrapped(what, cells)]
         if one.bars is None or one.workers is None:
             lines += [Text(line) for note in operation_notes(seen, one) for line in wrapped(note, cells)]

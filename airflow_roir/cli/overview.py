@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_roir.cli.app import print_json, show, terminal_width
 from airflow_roir.cli.cells import fitted, printable, wrapped
 from airflow_roir.definition import argument, quote
+from airflow_roir.definition_text import bare
 from airflow_roir.engine.scan import sharing
 from airflow_roir.engine.snapshot.operation import LIVE
 from airflow_roir.engine.snapshot.words import figures, noun, state_of
@@ -87,6 +88,7 @@ def verified(one: IndexFacts) -> str:
 def index_notes(one: IndexFacts) -> Iterator[str]:
     """Yields the notes on an index, as lines."""
     name = argument(one.index)
+    yield printable(one.definition)
     if one.unique:
         nulls = ", NULLs not distinct" if one.nulls_not_distinct else ""
         yield f"unique{nulls}: {_enforced(one)}"
@@ -138,7 +140,7 @@ def _enforced(one: IndexFacts) -> str:
         problem = (one.unique_problem or "").replace("roir announce INDEX", f"roir announce {argument(one.index)}")
         return f"not enforced: {printable(problem)}"
     if not one.apart:
-        return "enforced over all partitions"
+        return "enforced over all partitions" + (f", for rows where {printable(bare(one.where))}" if one.where else "")
     return f"enforced since {one.unique_since:%Y-%m-%d %H:%M} UTC over all shards"
 
 

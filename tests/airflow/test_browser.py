@@ -276,7 +276,7 @@ def test_shards_from_the_form_to_a_server_that_is_down(
     tab.trigger(about | {"postgres_conn_id": "postgres_default"})
     tab.page.get_by_role("link", name="Index build").click()
     build = tab.frame("Index build")
-    build.get_by_text("on public.orders in orders_0, orders_1").wait_for()
+    build.get_by_text("on public.orders in orders_0, orders_1 by ").wait_for()
     build.locator(".cell[data-state=working]").first.wait_for()
 
     def draw(name: str, title: str, ready: str) -> None:

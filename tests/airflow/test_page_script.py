@@ -35,6 +35,7 @@ PROGRESS: dict[str, Any] = {
     "kind": "create",
     "index": "public.i",
     "source": "public.t",
+    "definition": "on public.t by k",
     "status": "running",
     "phase": "build",
     "state": {"name": "running", "word": "Running", "note": "about 12 s left"},
@@ -371,6 +372,7 @@ def test_who_may_not_trigger_the_dag_has_no_continue(airflow: Airflow, tab: Any)
 ABANDONED_INDEX: dict[str, Any] = {
     "index": "public.i",
     "source": "public.t",
+    "definition": "on public.t by k",
     "state": "building",
     "unique": False,
     "operation": 7,
@@ -848,7 +850,8 @@ def test_an_index_lists_its_worst_segments_when_somebody_unfolds_them(airflow: A
     """As `shown_segments` gives them."""
     others = [SEGMENT | {"ordinal": n, "lower": ["a", "1"], "upper": None, "heap_needed": None} for n in range(2, 21)]
     segments = {"count": 23, "rows": 9, "bytes": 80 << 20, "needed": 60 << 20, "worst": [SEGMENT, *others]}
-    index = {"index": "public.i", "source": "public.t", "state": "published", "generations": [], "segments": segments}
+    index = {"index": "public.i", "source": "public.t", "definition": "on public.t by k"}
+    index |= {"state": "published", "generations": [], "segments": segments}
     may = {"trigger": True, "clean_up": True, "build": True, "verify": True, "control": True}
     database = {"connection": "c", "trouble": None, "indexes": [index, index | {"index": "public.j", "segments": None}]}
     airflow.pages["api/indexes"] = {"databases": [database], "may": may, "dags": dict.fromkeys(may, "a_dag")}

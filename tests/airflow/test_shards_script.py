@@ -78,6 +78,7 @@ def test_a_build_names_its_shards_and_what_is_wrong_with_each(airflow: Airflow, 
 INDEX: dict[str, Any] = {
     "index": "public.orders_by_email",
     "source": "public.orders in orders_0, orders_1",
+    "definition": "on public.orders in orders_0, orders_1 by email",
     "state": "published",
     "apart": True,
     "rows": 50_000,

@@ -107,6 +107,10 @@ CONTRACT: dict[str, Any] = {
     "throttled_since": MAYBE_TEXT,
     "granted": MAYBE_NUMBER,
     "throttle_seconds": dict,
+    "key": [str],
+    "include": [str],
+    "where": str,
+    "definition": str,
     "compaction": OR_NONE,
     "phases": [{"name": str, "state": str, "seconds": MAYBE_NUMBER}],
     "bars": {

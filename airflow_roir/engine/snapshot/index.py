@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.as_json import plain_fields
 from airflow_roir.definition import QualifiedName, argument, parse_name, quote
+from airflow_roir.definition_text import defined, listed
 from airflow_roir.engine.compact.bloat import Bloat, bloat_of
 from airflow_roir.engine.compact.segment import Segment
 from airflow_roir.engine.compact.segments import segments_of_many
@@ -34,7 +35,7 @@ from airflow_roir.engine.source.relation_size import relation_sizes
 # newest: the newest operation. An index whose drop was killed half-way has no generation any more.
 INDEXES = f"""
 SELECT {TABLE_OF} AS table_apart, i.announced_by, i.id, i.schema_name, i.name, i.source_oid, i.is_unique,
-       i.nulls_not_distinct,
+       i.nulls_not_distinct, i.key_columns, i.included_columns, i.expressions, i.condition,
        n.nspname AS source_schema, c.relname AS source_name, {QUERIES} AS queries,
        clock_timestamp() AS now,
        CASE WHEN i.shard_table IS NOT NULL THEN (
@@ -123,6 +124,9 @@ class IndexFacts:
 
     index, source: the names of the index and of its source table; `source` is null if the table was dropped.
     state: `published`, `building` (for the first time), or `not published` (a drop was killed: repeat it).
+    key, include: the key and included columns, each as `--keys` and `--include` take it: expressions with their names.
+    where: the condition of a partial index, which lacks all other rows; '' if it has all rows.
+    definition: what the index is, in one line.
     unique, nulls_not_distinct: whether two rows may have the same key, or the same NULLs in it.
     rows: entries, about.
     bytes: the size of the entries with their B-trees.
@@ -152,6 +156,10 @@ class IndexFacts:
     index: str
     source: str | None
     state: str
+    key: tuple[str, ...]
+    include: tuple[str, ...]
+    where: str
+    definition: str
     unique: bool
     nulls_not_distinct: bool
     rows: int | None
@@ -248,12 +256,18 @@ def read_indexes(connection: Connection, index_id: int | None = None, exact: boo
             f"roir announce {argument(str(name))} --by off, or roir clean-up"
             for shard in row.still_announcing or ()
         ]
+        texts = dict(row.expressions)
+        named = row.table_apart or (None if source is None else str(source))
         found.append(
             IndexFacts(
                 index=str(name),
-                source=row.table_apart or (None if source is None else str(source)),
+                source=named,
                 apart=row.table_apart is not None,
                 state=_state(active, shown),
+                key=listed(row.key_columns, texts),
+                include=listed(row.included_columns, texts),
+                where=row.condition,
+                definition=defined(named, row),
                 unique=row.is_unique,
                 nulls_not_distinct=row.nulls_not_distinct,
                 rows=None if swollen is None else swollen.rows,

@@ -1,6 +1,7 @@
 """One operation as it is shown, read by one statement and frozen; every number is derived from committed rows (I9).
 
-`operation_status` and `read` return one row of the view `roir.shown_operation`; `details.look` adds the details of a
+`operation_status` and `read` return one row of the view `roir.shown_operation`,
+with its index's definition; `details.look` adds the details of a
 page or a live view. Each surface renders this document and reads nothing itself.
 """
 
@@ -15,6 +16,7 @@ from sqlalchemy import Connection, Row
 
 from airflow_roir.as_json import plain_fields
 from airflow_roir.definition import parse_name
+from airflow_roir.definition_text import defined, listed
 from airflow_roir.engine.compact.progress import Standing, standings
 from airflow_roir.engine.control import long_pause, operations, sign_of_life
 from airflow_roir.engine.database import Database, execute
@@ -83,6 +85,7 @@ class OperationStatus:
     error: why it failed.
     notice: what it waits for (`waiting for a lock …, blocked by …`, `queued: place …`), or the last option that was
         refused.
+    key, include, where, definition: as of an index, above.
     unique, census: whether the index is unique; whether the build only lists duplicates.
     compaction: the units of a compaction: `units`, of which `done` and `left_out`, `bytes_before` and `bytes_after` of
         those that are done, `at_hand` in words; null of other kinds.
@@ -163,6 +166,12 @@ class OperationStatus:
     delta_rows: int
     queued_seconds: float | None
 
+    # Fields of the index's row.
+    key: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    where: str = ""
+    definition: str = ""
+
     # Fields that take statements of their own. warnings: of the published index (`health`); only `status` reads them.
     shares_scan_of: tuple[str, ...] = ()
     long_pause: str | None = None
@@ -212,13 +221,15 @@ class OperationStatus:
 
 
 NAMES = [one.name for one in fields(OperationStatus)]
-OF_ROW = NAMES[: NAMES.index("shares_scan_of")]
+OF_ROW = NAMES[: NAMES.index("key")]
 INTERNAL = frozenset([*OF_ROW[OF_ROW.index("generation_id") :], "next_task"])
 OF_LISTS = frozenset(["shares_scan_of", "long_pause", "warnings"])
 DETAILS = frozenset(["now", "worth", *NAMES[NAMES.index("phases") :]])
 
 ROWS = f"""
-SELECT {", ".join(f's."{name}"' for name in OF_ROW)} FROM roir.shown_operation s
+SELECT {", ".join(f's."{name}"' for name in OF_ROW)},
+       i.key_columns, i.included_columns, i.expressions, i.condition, i.is_unique, i.nulls_not_distinct
+  FROM roir.shown_operation s JOIN roir.operation o ON o.id = s.operation_id JOIN roir.index i ON i.id = o.index_id
  WHERE s.operation_id = ANY (%(ids)s) ORDER BY s.index
 """
 # The newest operation of an index, or of each.
@@ -298,12 +309,16 @@ def rows(connection: Connection, ids: Sequence[int]) -> list[OperationStatus]:
 
 
 def _of(row: Row[Any]) -> OperationStatus:
-    facts = dict(row._mapping)
-    facts |= {
+    texts = dict(row.expressions)
+    facts = {name: row._mapping[name] for name in OF_ROW} | {
+        "key": listed(row.key_columns, texts),
+        "include": listed(row.included_columns, texts),
+        "where": row.condition,
+        "definition": defined(row.source, row),
         # The name in roir's notation: the view quotes key words, too.
-        "index": str(parse_name(facts["index"], "index")),
-        "options": {name: facts["options"][name] for name in LIVE_OPTIONS},
-        "throttled": None if facts["throttled"] is None else cut(facts["throttled"]),
+        "index": str(parse_name(row._mapping["index"], "index")),
+        "options": {name: row.options[name] for name in LIVE_OPTIONS},
+        "throttled": None if row.throttled is None else cut(row.throttled),
     }
     return OperationStatus(**facts)
 

@@ -11,18 +11,22 @@ from sqlalchemy import Connection
 
 from airflow_roir.engine.database import execute
 
+# A partial index tells its condition in a comment, in one line.
+ONLY = """CASE WHEN i.condition <> '' THEN
+          ' -- only rows where ' || regexp_replace(i.condition, '[\\n\\r]+', ' ', 'g') ELSE '' END"""
 # An array for index `i`, whose table is `c` in schema `n`; … stands for a value. Over shards it has the view alone:
 # roir.rows reads tables of this database.
-QUERIES = """
+QUERIES = f"""
 CASE WHEN c.oid IS NOT NULL THEN array_remove(ARRAY[
      (SELECT format('SELECT %%s FROM %%I.%%I WHERE %%I = …', string_agg(quote_ident(k.name), ', ' ORDER BY k.first),
-                    i.schema_name, i.name, i.key_columns ->> 0)
+                    i.schema_name, i.name, i.key_columns ->> 0) || {ONLY}
         FROM (SELECT e.name, min(e.place) AS first
                 FROM jsonb_array_elements_text(i.key_columns || i.included_columns)
                      WITH ORDINALITY AS e (name, place) GROUP BY e.name) k),
      CASE WHEN i.shard_table IS NULL THEN
           format('SELECT * FROM roir.rows(NULL::%%I.%%I, %%L, %%L)', n.nspname, c.relname,
-                 format('%%I.%%I', i.schema_name, i.name), format('{%%s: …}', to_json(i.key_columns ->> 0))) END,
+                 format('%%I.%%I', i.schema_name, i.name), format('{{%%s: …}}', to_json(i.key_columns ->> 0)))
+          || {ONLY} END,
      (SELECT format('GRANT SELECT ON %%I.%%I TO %%I', i.schema_name, i.name, pg_get_userbyid(c.relowner))
         FROM pg_class v JOIN pg_namespace s ON s.oid = v.relnamespace
        WHERE s.nspname = i.schema_name AND v.relname = i.name AND v.relkind = 'v'

@@ -166,6 +166,7 @@ def _facts(one: OperationStatus, compared: VerifyReport | None) -> list[tuple[st
     facts = {
         "Index": one.index,
         "Table": one.source,
+        "Definition": one.definition,
         "State": str(state_of(one)),
         "Begun": _moment(one.started_at),
         "Ended": _moment(one.finished_at),

@@ -222,7 +222,7 @@ class Card {
     const aged = index.aged && from;
     mark(this.chip, "data-status", aged ? "aged" : (first?.name ?? { published: "completed", building: "running" }[index.state] ?? "aborted"));
     put(this.chip, aged ? `${word} at ${zoned(from)}` : word);
-    put(this.source, index.source ? `on ${index.source}` : "its table was dropped");
+    put(this.source, index.definition);
     const key = JSON.stringify([index.run, index.operation, doing?.word, doing?.why]);
     if (this.linked !== key) {
       this.linked = key;

@@ -232,7 +232,7 @@ class Build {
     this.values.show(run.values);
     put(this.eyebrow, p.census ? "Census for" : `${KIND[p.kind] ?? "Operation"} of${p.unique && p.kind !== "verify" && p.kind !== "compact" ? " unique index" : ""}`);
     put(this.name, p.index);
-    put(this.source, `on ${p.source} · connection ${one.connection} · operation ${p.operation_id}`);
+    put(this.source, `${p.definition} · connection ${one.connection} · operation ${p.operation_id}`);
     const { name: state, word, note } = this.continuedBy ? { name: "undriven", word: "Continued", note: `Continued by run ${this.continuedBy}` } : p.state;
     mark(this.chip, "data-status", state);
     put(this.chip, word);
