@@ -97,6 +97,20 @@ def test_a_resume_under_another_library_fails(
     assert status(database)[0].status == Status.FAILED
 
 
+@pytest.mark.parametrize("text", ["lower(k)", "k COLLATE {}"])
+def test_the_library_of_an_expression_is_known(database: Database, dsn: str, collation: str, text: str) -> None:
+    key = text.format(collation)
+    make(dsn, '"C"', '"C"' if "COLLATE" in text else collation)
+    steps.make_index(database, keys=f"{key} AS low")
+    for _rebuild in range(2):
+        assert clean_up.clean_up(database).warnings == []
+        exchange_for_entries(dsn, "low")
+        (warning,) = clean_up.clean_up(database).warnings
+        assert f"of {text.split(' ')[0]}" in warning
+        assert "lookups may miss entries" in warning
+        steps.make_index(database, table=None, keys=None)
+
+
 @pytest.mark.by_hand("sweeps")
 def test_an_exchanged_library_under_a_published_index_is_told(database: Database, dsn: str, collation: str) -> None:
     make(dsn, '"C"', collation)

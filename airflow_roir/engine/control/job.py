@@ -77,7 +77,7 @@ def load_job(connection: Connection, run: Run) -> Job:
         read_control(connection, run)
         raise
     # Only here, not in each batch: a library changes by a restart of the server, which ends this session.
-    resorted = entry.resorted(source)
+    resorted = physical.resorted(connection, row.generation_id, entry)
     if resorted:
         raise SourceChanged(
             f"index {run.index}: the library of collation {resorted[0]} was exchanged since the operation was "

@@ -218,16 +218,6 @@ class Entry:
         """As `satisfied`, to follow other conditions: '' if all rows have an entry."""
         return "" if self.condition is None else f" AND {self.condition.of(row)}"
 
-    def resorted(self, source: Source) -> list[str]:
-        """Columns of `(key, pk)` whose collation's library has another version than when the entries were sorted."""
-        return [
-            f"{column.collation} of column {quote(column.source)} ({column.collation_version}, now {now})"
-            for column in self.columns[: self.identity]
-            if column.source in source.columns
-            and (now := source.columns[column.source].collation_version) != column.collation_version
-            and column.collation_version is not None
-        ]
-
     def source_columns(self, alias: str) -> list[str]:
         """The columns of a row that the capture has got, in entry order, as `alias."name"`."""
         return [f"{alias}.{quote(column.held)}" for column in self.columns]

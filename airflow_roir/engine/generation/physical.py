@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import DATA_SCHEMA, SCHEMA
+from airflow_roir.definition import DATA_SCHEMA, SCHEMA, quote
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation.cut import Bound, Plan
 from airflow_roir.engine.generation.entry import Entry, equality_operators
@@ -186,6 +186,20 @@ def followed(connection: Connection, generation_id: int, entry: Entry) -> Entry:
         equals = operators[i] if i < entry.identity else column.equals
         columns.append(replace(column, type=now.type, cast=now.cast, collation=now.collation, equals=equals))
     return replace(entry, columns=tuple(columns))
+
+
+def resorted(connection: Connection, generation_id: int, entry: Entry) -> list[str]:
+    """Columns of `(key, pk)` whose collation's library has another version than when the entries were sorted."""
+    sorted_by = {f"c{i + 1}": one for i, one in enumerate(entry.columns[: entry.identity]) if one.collation_version}
+    table = execute(connection, "SELECT to_regclass(%(base)s)::oid", {"base": base(generation_id)}).scalar()
+    if not sorted_by or table is None:
+        return []
+    now = {name: stored.collation_version for name, stored in columns_of(connection, table).items()}
+    return [
+        f"{one.collation} of {one.text or f'column {quote(one.source)}'} ({one.collation_version}, now {now[name]})"
+        for name, one in sorted_by.items()
+        if name in now and now[name] != one.collation_version
+    ]
 
 
 def _identity_index(connection: Connection, generation_id: int, entry: Entry) -> str | None:

@@ -213,7 +213,7 @@ def _of_index(connection: Connection, row: Row[tuple[object, ...]]) -> list[str]
         f"index {name}: the library of collation {one} was exchanged after the index was built, so lookups may "
         "miss entries. "
         f"Rebuild it: roir build {argument(name)}"
-        for one in entry.resorted(source)
+        for one in physical.resorted(connection, row.id, entry)
     ]
     if execute(connection, IS_ROW_SECURE, {"oid": source.oid}).scalar_one() and not row.ignore_row_security:
         # Row-level security came after the publish: no user has agreed that the view shows all rows.

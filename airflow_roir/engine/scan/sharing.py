@@ -122,7 +122,7 @@ def _stands(connection: Connection, source: Source, row: Row[Any]) -> bool:
         check_fingerprint(connection, job)
     except (SourceChanged, LabelsRenamed, RightMissing):
         return False
-    return not entry.resorted(source)
+    return not physical.resorted(connection, row.generation_id, entry)
 
 
 def _pieces(

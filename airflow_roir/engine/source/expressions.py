@@ -60,6 +60,13 @@ SELECT count(*) FROM pg_depend d
   JOIN pg_proc p ON p.oid = CASE WHEN d.refclassid = 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
  WHERE d.classid = 'pg_proc'::regclass AND d.objid = to_regprocedure(%(function)s) AND p.proparallel <> 's'
 """
+# A function's result has its arguments' collation; a key's own is that of the newest generation's entries.
+KEPT = """
+SELECT c.value ->> 'source' AS name, g.base, 'c' || c.position AS stored
+  FROM (SELECT g.entry, t.base::oid FROM roir.generation g, to_regclass(format('roir_data.g%%s', g.id)) t (base)
+         WHERE g.index_id = %(index)s AND t.base IS NOT NULL ORDER BY g.id DESC LIMIT 1) g,
+       jsonb_array_elements(g.entry -> 'columns') WITH ORDINALITY c (value, position)
+"""
 MADE = """
 SELECT p.proname::text AS name, coalesce(p.proargnames, '{}')::text[] AS arguments
   FROM pg_proc p WHERE p.pronamespace = 'roir_data'::regnamespace AND p.proname ~ %(pattern)s
@@ -163,7 +170,9 @@ def _collated(connection: Connection, table: str, text: str) -> str:
     """The text with the collation of its index, if that isn't its own: an index keeps an outer COLLATE by itself."""
     execute(connection, f"CREATE VIEW {PLANNED}.roir_own AS SELECT ({text}) AS x FROM {table}")
     collation = execute(connection, COLLATED).scalar_one_or_none()
-    return text if collation is None else f"({text}) COLLATE {collation}"
+    if collation is None:
+        return text
+    return f"{text if text.isidentifier() else f'({text})'} COLLATE {collation}"
 
 
 def _oid(connection: Connection, name: str) -> int:
@@ -263,12 +272,15 @@ def of_index(connection: Connection, source: Source, definition: IndexDefinition
     for row in rows:
         suffix = row.name.removeprefix(f"i{index_id}_")
         calls[suffix] = Computed(f"{DATA_SCHEMA}.{row.name}", tuple(row.arguments), texts[suffix])
+    kept = {row.name: row for row in execute(connection, KEPT, {"index": index_id})}
     found = []
     savepoint = connection.begin_nested()
     try:
         for number, (name, text) in enumerate(definition.expressions, start=1):
             view = f"{PLANNED}.roir_x{number}"
             value = calls[str(number)].of("s")
+            if name in kept:
+                value = in_collation(value, columns_of(connection, kept[name].base)[kept[name].stored].collation)
             execute(connection, f"CREATE VIEW {view} AS SELECT {value} AS x FROM {source.sql} s")
             [column] = columns_of(connection, _oid(connection, view)).values()
             found.append(Expression(str(number), name, text, column, ()))
