@@ -41,7 +41,8 @@ WAYS = {
     ),
     Way.WINDOW: (
         "window",
-        "a run that waits continues by itself; or let it work now: roir change public.ix --windows off",
+        f"a run that waits continues when a window opens, else: {COMMAND}; or let it work now: roir change public.ix "
+        "--windows off",
     ),
     Way.MAX_DURATION: ("max_duration", f"resume with: {COMMAND}"),
     Way.GOVERNOR: ("governor", f"resume with: {COMMAND}"),

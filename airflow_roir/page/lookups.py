@@ -62,7 +62,7 @@ async def operations_found(looks: Looks, run: Run) -> tuple[list[Found], list[st
                     fates.settle_runs(connection_id, database, idle)
                 paused = [one.operation for one in seen if one.status == "paused" and one.elsewhere]
                 gone = fates.left(database, paused)
-                return [replace(one, left=one.operation in gone) for one in seen]
+                return [replace(one, left=one.left or one.operation in gone) for one in seen]
 
         key = ("operations", run.dag_id, run.run_id, run.adopted)
         try:

@@ -12,6 +12,7 @@ from airflow_roir.engine.database import Database
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.engine.snapshot.operation import operation_soon
 from airflow_roir.engine.snapshot.parts import NextTask
+from airflow_roir.engine.snapshot.words import coming, state_of
 from airflow_roir.errors import InvalidInput, OperationRunning
 from airflow_roir.options import MAX_PARALLELISM
 from airflow_roir.page.settings import CLEAN_UP_DAG, DEFAULT_CONNECTION
@@ -62,13 +63,20 @@ class Change:
             return f"Resumed. {self.run.how_to_go_on(one)}."
         if self.run.switch_off:
             return f"Resumed. Turn the switch of {self.run.dag_id} on: until then Airflow starts no task of it."
-        return f"Resumed. The task continues by itself{self._when(one)}."
+        then = self._then(one)
+        return f"Resumed. {then[0].upper()}{then[1:]}."
 
-    def _when(self, one: Found) -> str:
-        """The time that the page shows, too."""
+    def _then(self, one: Found) -> str:
+        """Who continues the operation, and when, as the page shows it; what the user does if nobody will."""
         task = self.next_task(self.run, one)
-        expected = operation_soon(self.database, self.operation).expected_at if task is None else task.at
-        return f", at the latest about {moment(expected)}" if expected is not None else " within a minute"
+        if task is not None:
+            return coming(task) if task.at is None else f"{coming(task)}, and continues"
+        if one.left:
+            return self.run.how_to_go_on(one)
+        seen = operation_soon(self.database, self.operation)
+        if seen.expected_at is not None:
+            return f"its task continues, at the latest about {moment(seen.expected_at)}"
+        return state_of(seen).remedy or "its task continues"
 
     def abort(self, reason: str) -> str:
         """Fences the workers. The next clean-up removes what was built; Airflow's API has no time for that."""

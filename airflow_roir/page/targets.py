@@ -14,7 +14,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import Connection, or_, select
 
 from airflow_roir.actor import RUN
-from airflow_roir.definition import QualifiedName, parse_name
+from airflow_roir.definition import QualifiedName, argument, parse_name
 from airflow_roir.engine.control import sign_of_life
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.schema.schema import check_schema
@@ -33,7 +33,7 @@ SELECT o.id, o.kind, o.status, o.owner, o.created_by, i.schema_name, i.name,
        o.status IN ('running', 'paused', 'failed') AS live,
        o.status = 'running' AND o.heartbeat_at IS NOT NULL
        AND abs(extract(epoch FROM clock_timestamp() - o.heartbeat_at)) < %(fresh)s AS alive,
-       m.owns, m.created
+       o.status = 'paused' AND o.run_ended_at IS NOT NULL AS gone, m.owns, m.created
   FROM roir.operation o JOIN roir.index i ON i.id = o.index_id
  -- Tasks of a mapped group add their index in the map.
  CROSS JOIN LATERAL (SELECT coalesce(o.owner = %(run)s OR starts_with(o.owner, %(run)s || ' ['), false) AS owns,
@@ -111,10 +111,13 @@ class Run:
         return {"name": one.last_run} if named is None else {"dag_id": named[1], "run_id": named[2]}
 
     def how_to_go_on(self, one: Found) -> str:
-        """What to do with an operation that was left behind."""
+        """What to do with an operation that was left behind, or whose task alone has ended."""
         task = self.task_of(one) if not self.stale else None
-        clear = f", or clear its task {task['task_id']} with those that follow it (Downstream)" if task else ""
-        return f"This run has ended, and no run drives the operation. Continue it: that triggers a run for it{clear}"
+        clear = f"clear its task {task['task_id']} with those that follow it (Downstream)" if task else ""
+        if not self.has_ended:
+            return f"No task of this run will continue it: {f'{clear}, or: ' if task else ''}roir resume {argument(one.index)}"
+        said = "This run has ended, and no run drives the operation. Continue it: that triggers a run for it"
+        return f"{said}, or {clear}" if clear else said
 
     @property
     def can_be_repeated(self) -> bool:
@@ -255,6 +258,7 @@ def find(connection: Connection, connection_id: str, run: Run) -> list[Found]:
             row.last_run is not None and row.last_run != run.owner and not row.last_run.startswith(f"{run.owner} ["),
             row.created_by,
             row.last_run or "",
+            row.gone,
         )
         for row in rows
     ]

@@ -264,9 +264,9 @@ class DrivingOperator(WaitingOperator):
             cause = self._say_whether_it_returns(database, ti)
             way = f"clear it with those that follow it (Downstream), or: roir resume {argument(self.index)}"
             if cause is None:
-                why, on = ENDS, f"it continues by itself; if it was marked, {way}"
+                why, on = ENDS, f"this task looks again in {LEAVE_S} s, and continues; if it was marked, {way}"
             else:
-                why, on = cause.text, "it continues by itself" if cause.comes_back else f"to continue, {way}"
+                why, on = cause.text, "its next try continues" if cause.comes_back else f"to continue, {way}"
             self.log.info("Airflow has ended this task (%s). Everything committed stays; %s", why, on)
             if cause is not None and not cause.comes_back:
                 # Airflow's server has the task's end already, and refuses any other: this one logs no error.

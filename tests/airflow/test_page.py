@@ -434,11 +434,11 @@ def test_the_task_that_drives_the_operation_next_is_told_as_airflow_knows_it(
     said = page.change("user", "resume", run, named).json()["said"]
     about = moment(datetime.fromisoformat(paused["expected_at"]))
     assert paused["state"]["note"].endswith(f"about {about}")
-    assert said == f"Resumed. The task continues by itself, at the latest about {about}."
+    assert said == f"Resumed. Task build looks again about {about}, and continues."
     put_task(page.server, run, "build", "queued")
     assert page.change("user", "pause", run, named).status_code == 200
     said = page.change("user", "resume", run, named).json()["said"]
-    assert said == "Resumed. The task continues by itself within a minute."
+    assert said == "Resumed. Waiting for Airflow to start task build."
 
 
 @pytest.mark.sample(0)

@@ -664,7 +664,7 @@ def test_a_pause_and_a_resume_say_one_thing(airflow: Airflow, tab: Any) -> None:
     airflow.answers.set()
     pause = tab.get_by_text("paused by ann")
     pause.wait_for()
-    airflow.said = "Resumed. The task continues by itself within a minute."
+    airflow.said = "Resumed. Waiting for Airflow to start task build."
     airflow.answers.clear()
     tab.get_by_role("button", name="Resume").click()
     tab.get_by_text(airflow.said).wait_for()

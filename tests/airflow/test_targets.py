@@ -133,11 +133,17 @@ def test_a_resume_says_when_the_task_continues(shop: Any) -> None:
     change = Change(shop.database, "shop", run, begun, "ann")
     change.pause("month-end")
     expected.expect(shop.database, begun, run.owner, 280)
-    assert re.fullmatch(r"Resumed\. The task continues by itself, at the latest about \d\d:\d\d UTC\.", change.resume())
+    assert re.fullmatch(r"Resumed\. Its task continues, at the latest about \d\d:\d\d UTC\.", change.resume())
     change.pause("again")
     expected.has_ended(shop.database, begun, run.owner)
+    # Found: a task that was marked while its run went on was said to continue.
+    assert change.resume() == (
+        "Resumed. No task of this run will continue it: clear its task rebuild.build with those that follow it "
+        "(Downstream), or: roir resume public.i."
+    )
+    change.pause("a third time")
     shop.run("UPDATE roir.operation SET awaited_until = 'infinity', run_ended_at = NULL")
-    assert change.resume() == "Resumed. The task continues by itself within a minute."
+    assert change.resume() == "Resumed. Its run's task begins when its turn comes."
 
 
 @pytest.mark.parametrize(

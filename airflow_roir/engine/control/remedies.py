@@ -84,7 +84,8 @@ def way_on(index: str, paused_by: str, owner: str | None, again_s: float | None 
             return f"change or delete rows until no two share a key, then: {command}"
         case Way.WINDOW:
             return (
-                f"a run that waits continues by itself; or let it work now: roir change {argument(index)} --windows off"
+                f"a run that waits continues when a window opens, else: {command}; or let it work now: "
+                f"roir change {argument(index)} --windows off"
             )
         case Way.SWITCH:
             return f"to resume, turn on the switch of DAG {paused_by.removeprefix(SWITCH)}"
