@@ -289,6 +289,19 @@ def imported_by(dsn: str, *arguments: str) -> set[str]:
 HEAVY = {"airflow", "alembic", "hypothesis", "numpy", "pandas", "pyarrow", "pyspark", "rich"}
 
 
+@pytest.mark.parametrize("group", [(), ("shard",)])
+def test_the_list_of_commands_has_whole_sentences_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], group: tuple[str, ...]
+) -> None:
+    """Found: 19 of 29 ended in `...`, before what they were about."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["roir", *group, "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    listed = capsys.readouterr().out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert [one for one in listed if not one.endswith(".") or one.endswith("...")] == []
+
+
 def test_the_help_imports_nothing_of_the_engine_and_the_status_nothing_that_builds(dsn: str) -> None:
     found = imported_by(dsn, "--help")
     assert "airflow_roir.cli.app" in found

@@ -29,7 +29,7 @@ def announce(
         ),
     ],
 ) -> None:
-    """Announce each write in the shards before it commits: for strict reads, and so that a unique index is enforced."""
+    """Announce each write in the shards before it commits. Strict reads and unique indexes need that."""
     from airflow_roir.shards.announce import announce as announcing
     from airflow_roir.shards.unique import enforce
 

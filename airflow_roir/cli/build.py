@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def init(context: typer.Context, ignore_publications: IgnorePublications = False) -> None:
-    """Create or upgrade the control schema `roir` in the database."""
+    """Create or upgrade the control schema `roir`."""
     from airflow_roir.engine import install
     from airflow_roir.engine.schema import schema
     from airflow_roir.engine.source import checks, replication
@@ -80,7 +80,7 @@ def build(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create an index, or rebuild one that exists: then leave out --table and --keys.
+    """Create an index, or rebuild one that exists. To rebuild, leave out --table and --keys.
 
     Several indexes of one table, rebuilt or added by --with, share one scan of the table.
     """
@@ -155,7 +155,7 @@ def resume(
     as_json: AsJson = False,
     wrong: Wrong,
 ) -> None:
-    """Run a paused or interrupted operation to its end, from its last committed batch."""
+    """Run a paused or interrupted operation to its end. Continues from its last committed batch."""
     from airflow_roir.cli.execute import print_census, run_and_print
     from airflow_roir.cli.spark import spark_or_threads
     from airflow_roir.engine import abort

@@ -65,7 +65,7 @@ def compact(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite the segments of an index for which the saving exceeds the cost, while users read and write."""
+    """Rewrite the aged segments of an index. Takes those whose saving exceeds the cost; users go on."""
     from airflow_roir.engine.compact.budget import Budget
 
     allowed, wanted = Budget(), None

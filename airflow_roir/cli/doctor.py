@@ -33,7 +33,7 @@ def doctor(
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at all that a first build needs, and say what helps. Changes nothing; exits with 1 for a problem."""
+    """Look at all that a first build needs. Says what helps; changes nothing; exits with 1 for a problem."""
     from airflow_roir.definition import parse_name
     from airflow_roir.engine.forecast import set_up
     from airflow_roir.spark import machine

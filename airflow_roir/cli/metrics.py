@@ -22,7 +22,7 @@ def metrics(
         str | None, typer.Option(help="Serve them at host:port, until Ctrl-C, for Prometheus to scrape.")
     ] = None,
 ) -> None:
-    """Print metrics of all indexes and their operations, in Prometheus's text format."""
+    """Print metrics of indexes and operations. The format is Prometheus's text."""
     if textfile is not None and listen is not None:
         raise typer.BadParameter("--textfile and --listen are two ways to the same: give one")
     dsn_of(context)

@@ -17,7 +17,7 @@ def on_conflict(
         bool, typer.Option("--remove", help="Drop the triggers: the setting does nothing again.")
     ] = False,
 ) -> None:
-    """Let SET roir.on_conflict = 'nothing' skip rows whose key another row has, for a table with a unique index."""
+    """Make SET roir.on_conflict = 'nothing' work for a table. It skips rows whose key another row has."""
     from airflow_roir.engine.control import operations
     from airflow_roir.engine.unique import on_conflict as settings
 

@@ -49,7 +49,7 @@ def abort(context: typer.Context, index: Index, reason: Reason = "") -> None:
 
 @app.command()
 def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
-    """Undo the last rebuild, within its revert window: readers see the generation that it replaced."""
+    """Undo the last rebuild, within its revert window. Readers see the generation that it replaced."""
     from airflow_roir.engine import revert as reverts
     from airflow_roir.engine.control import operations
 
@@ -59,7 +59,7 @@ def revert(context: typer.Context, index: Index, reason: Reason = "") -> None:
 
 @app.command()
 def drop(context: typer.Context, index: Index) -> None:
-    """Drop an index: its view, its entries and, with the source's last index, the capture."""
+    """Drop an index, with its view and entries. With the source's last index, the capture goes, too."""
     from airflow_roir.engine import drop as drops
     from airflow_roir.engine.control import operations
 
@@ -74,7 +74,7 @@ def rows_view(
     drop: Annotated[bool, typer.Option("--drop", help="Drop that view.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the view INDEX_rows, by which statements read and write whole rows; again, to follow its table."""
+    """Make the view INDEX_rows, to read and write whole rows. Run it again to follow its table."""
     from airflow_roir.engine import whole_rows
     from airflow_roir.engine.control import operations
 
@@ -95,7 +95,7 @@ def queue(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which operations run, and which wait for them, in the order in which they start."""
+    """Show the operations that run, and those that wait. They start in this order."""
     from airflow_roir.engine.control import admission
     from airflow_roir.operation import Kind, Phase
     from airflow_roir.quantity import duration
@@ -120,7 +120,10 @@ def queue(
 
 @app.command(name="clean-up")
 def clean_up(context: typer.Context, as_json: AsJson = False) -> None:
-    """Remove ghosts, deltas, retired generations after their revert window, and unfinished aborts."""
+    """Remove what finished operations have left.
+
+    That is ghosts, deltas, retired generations after their revert window, and unfinished aborts.
+    """
     from airflow_roir.engine import clean_up as cleaning
     from airflow_roir.engine.control import operations
     from airflow_roir.quantity import counted

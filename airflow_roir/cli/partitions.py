@@ -34,7 +34,7 @@ def attach_partition(
     partition: Annotated[str, typer.Argument(help="The loaded table that becomes a partition.")],
     bounds: Annotated[str, typer.Argument(help="As in ATTACH PARTITION: FOR VALUES … or DEFAULT.")],
 ) -> None:
-    """Attach a loaded table as a partition, with its entries in all indexes: all appear at the same moment."""
+    """Attach a loaded table as a partition, with its entries. Rows and entries appear at the same moment."""
     from airflow_roir.engine.control import operations
     from airflow_roir.engine.partitions import attach as attaching
 
@@ -48,7 +48,7 @@ def sync_partitions(
     table: Annotated[str, typer.Argument(help="The source: name or schema.name, quoted as in SQL.")],
     as_json: AsJson = False,
 ) -> None:
-    """Repair a table's indexes after a plain DROP, DETACH or ATTACH of a partition."""
+    """Repair indexes after a plain DROP, DETACH or ATTACH. Does so for all indexes of the partition's table."""
     from airflow_roir.engine.control import operations
     from airflow_roir.engine.partitions import sync
 

@@ -60,7 +60,7 @@ def plan(
     sql: Annotated[bool, typer.Option("--sql", help="Print the DDL of all phases, for review.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a build will take, what is missing for it, and what it will do. Changes nothing."""
+    """Say what a build will do, take and lack. Changes nothing."""
     from sqlalchemy.exc import DBAPIError
 
     from airflow_roir.engine.forecast import ddl, forecast, locks, objections, signals, worth

@@ -62,7 +62,7 @@ def reference(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a foreign key to a unique index, and check the rows that are there, while users write."""
+    """Make a foreign key to a unique index. Checks the rows that are there, while users write."""
     from airflow_roir.definition import parse_columns, parse_name
     from airflow_roir.engine.control import live_options, operations
     from airflow_roir.engine.reference import prepare, removal

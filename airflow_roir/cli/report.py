@@ -19,7 +19,7 @@ def report(
     ] = None,
     in_html: Annotated[bool, typer.Option("--html", help="HTML instead of Markdown.")] = False,
 ) -> None:
-    """Print an operation as one page, for a change ticket: what, when, who, pauses, verification, figures."""
+    """Print an operation as one page, for a change ticket. Has what, when, who, pauses, verification, figures."""
     from airflow_roir.engine.snapshot import report as page
 
     show_as_it_is(page.write(database_of(context), index, operation, in_html))

@@ -53,7 +53,7 @@ def list_(
     check: Annotated[bool, typer.Option("--check", help="Connect to each shard, and show its problems.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the shards: their addresses, their indexes, and how far these are behind."""
+    """List the shards, with their indexes and how far behind. Also shows their addresses."""
     from airflow_roir.cli.cells import printable, table
     from airflow_roir.quantity import duration
     from airflow_roir.shards import registry

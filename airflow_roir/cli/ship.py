@@ -33,7 +33,7 @@ def ship(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ship the shards' changes to their indexes, until Ctrl-C or SIGTERM. Several shippers share the work."""
+    """Ship the shards' changes to their indexes. Runs until Ctrl-C or SIGTERM; several shippers share the work."""
     every_s = _every(every)
     warned = seconds("--warn-age", warn_age) or None
     database = database_of(context).named("roir ship")

@@ -67,7 +67,7 @@ class Change:
         return f"Resumed. {then[0].upper()}{then[1:]}."
 
     def _then(self, one: Found) -> str:
-        """Who continues the operation, and when, as the page shows it; what the user does if nobody will."""
+        """The task that continues the operation, and when, as the page shows it; else what the user can do."""
         task = self.next_task(self.run, one)
         if task is not None:
             return coming(task) if task.at is None else f"{coming(task)}, and continues"

@@ -115,7 +115,8 @@ class Run:
         task = self.task_of(one) if not self.stale else None
         clear = f"clear its task {task['task_id']} with those that follow it (Downstream)" if task else ""
         if not self.has_ended:
-            return f"No task of this run will continue it: {f'{clear}, or: ' if task else ''}roir resume {argument(one.index)}"
+            by_hand = f"roir resume {argument(one.index)}"
+            return f"No task of this run will continue it: {f'{clear}, or: {by_hand}' if clear else by_hand}"
         said = "This run has ended, and no run drives the operation. Continue it: that triggers a run for it"
         return f"{said}, or {clear}" if clear else said
 
