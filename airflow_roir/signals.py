@@ -11,6 +11,7 @@ from airflow_roir.errors import InvalidInput
 from airflow_roir.nearest import meant, nearest
 from airflow_roir.quantity import duration, size
 
+_NO_SIGNAL = re.compile(r"there is no signal ([a-z_]+); there are [a-z_, ]+")
 _LIMIT = re.compile(r"([a-z_]+)=.+")
 
 
@@ -135,5 +136,10 @@ def check_limits(text: str) -> None:
                 f"{item} is no limit; write name=value, for example: replica_lag=100MB commit_latency=20ms"
             )
         if found[1] not in (*SIGNALS, "replicas"):
-            near = meant(nearest(found[1], SIGNALS))
-            raise InvalidInput(f"there is no signal {found[1]}; there are {', '.join(SIGNALS)}, and replicas{near}")
+            refusal = f"there is no signal {found[1]}; there are {', '.join(SIGNALS)}, and replicas"
+            raise InvalidInput(with_nearest_signals(refusal))
+
+
+def with_nearest_signals(refusal: str) -> str:
+    """A refusal, also of the server, with the signal that the user probably meant after each list of signals."""
+    return _NO_SIGNAL.sub(lambda found: f"{found[0]}{meant(nearest(found[1], SIGNALS))}", refusal)

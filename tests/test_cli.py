@@ -223,7 +223,14 @@ def test_pause_change_and_abort_from_other_processes(dsn: str) -> None:
     # As the flags are called, also where the engine or the server speaks.
     assert "--batch-rows is 5; it must" in here(dsn, "change", "ix", "--batch-rows", "5", code=2).stderr
     assert "--max-duration is '400d'" in here(dsn, "change", "ix", "--max-duration", "400d", code=2).stderr
-    assert "nothing to change" in here(dsn, "change", "ix", code=2).stderr
+    nothing = here(dsn, "change", "ix", code=2).stderr
+    flags = nothing.removeprefix("roir: nothing to change: give one of ").split(", ")
+    # Found: the flags whose names are words of English had no dashes.
+    assert {one[:2] for one in flags} == {"--"}, nothing
+    assert {"--parallelism", "--batch-rows", "--throttle"} < set(flags)
+    misspelt = here(dsn, "change", "ix", "--throttle", "lok_waits=50", code=2).stderr
+    assert misspelt.startswith("roir: --throttle: there is no signal lok_waits; there are replica_lag, ")
+    assert misspelt.endswith(". Did you mean lock_waits?\n")
     assert "or 0 for no limit" in here(dsn, "change", "ix", "--max-rows-per-second", "5", code=2).stderr
     steps.finish_all(database, start_run(database, "ix", "test"))
     prepare.prepare(database, IndexDefinition.parse("ix"), BuildOptions())

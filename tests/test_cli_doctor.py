@@ -143,6 +143,19 @@ def test_a_signal_that_can_not_be_read_matters_only_to_those_who_throttle_by_it(
     assert found.remedy == "That matters only if you throttle by slot_room"
 
 
+def test_signals_that_can_not_be_read_are_one_finding(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: `unknown throttle` was printed twice."""
+    names = ("replica_lag", "replica_delay", "slot_room")
+    unread = [Reading(SIGNALS[name], 1.0, None, problem="no right") for name in names[:2]]
+    unread.append(Reading(SIGNALS[names[2]], 1.0, None, "s1", "it is gone"))
+    monkeypatch.setattr(signals, "look", lambda *_: signals.Signals(tuple(unread), "commit_latency=20ms"))
+    (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "throttle"]
+    assert found.says == (
+        "replica_lag and replica_delay can't be read: no right; slot_room of s1 can't be read: it is gone"
+    )
+    assert found.remedy == "That matters only if you throttle by replica_lag or replica_delay or slot_room"
+
+
 def test_the_connections_of_a_build_are_those_that_a_pool_must_have(dsn: str) -> None:
     """A worker of the seal holds up to three sessions."""
     (found,) = [one for one in set_up.look(Database(dsn)) if one.what == "max_connections"]

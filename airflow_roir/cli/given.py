@@ -127,7 +127,10 @@ def _flags() -> dict[str, str]:
 def in_flags(text: str) -> str:
     """A message of the engine with the flags of options in place of their names."""
     names = "|".join(sorted(_flags(), key=len, reverse=True))
-    return re.sub(rf"(?<!set )(?<![\w.\"'-])({names})(?![\w\"'(])", lambda found: _flags()[found[1]], text)
+    text = re.sub(rf"(?<!set )(?<![\w.\"'-])({names})(?![\w\"'(])", lambda found: _flags()[found[1]], text)
+    # A word of English is an option before a colon, and in a list of options.
+    text = re.sub(r"(?m)^(- )?(throttle|windows)(?=: )", r"\1--\2", text)
+    return re.sub(r"(?<=: give one of )[\w, -]+", lambda found: re.sub(r"(?<![\w-])(?=[a-z])", "--", found[0]), text)
 
 
 def help_of(option: Option, changes: bool = False) -> str:

@@ -19,7 +19,7 @@ from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import InvalidInput
 from airflow_roir.option import Kind, Option
 from airflow_roir.options import LIVE, WorkOptions, check_live_options
-from airflow_roir.signals import throttle_text
+from airflow_roir.signals import throttle_text, with_nearest_signals
 from airflow_roir.windows import parse_windows
 
 SHOW_REFUSAL = "UPDATE roir.operation SET notice = %(refusal)s WHERE id = %(operation)s"
@@ -47,7 +47,7 @@ def refused() -> Iterator[None]:
         # 22P05: a character 0 in JSON.
         if sqlstate(error) not in ("22023", "22P05"):
             raise
-        raise InvalidInput(said(error)) from None
+        raise InvalidInput(with_nearest_signals(said(error))) from None
 
 
 def check_throttle(database: Database, throttle: Any) -> None:

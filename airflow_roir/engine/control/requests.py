@@ -17,6 +17,7 @@ from airflow_roir.engine.database import Database, execute, said, sqlstate
 from airflow_roir.engine.schema.schema import check_schema
 from airflow_roir.errors import Complaints, IllegalTransition, InvalidInput, NotFound, RoirError
 from airflow_roir.options import LIVE_OPTIONS, check_live_options
+from airflow_roir.signals import with_nearest_signals
 
 
 def pause(database: Database, index: str, actor: str, reason: str = "", operation: int | None = None) -> OperationRow:
@@ -113,7 +114,7 @@ def _request(
         refusal = _REFUSALS.get(sqlstate(error))
         if refusal is None:
             raise
-        raise refusal(said(error)) from None
+        raise refusal(with_nearest_signals(said(error))) from None
 
 
 def expect(connection: Connection, index: str, operation_id: int) -> None:

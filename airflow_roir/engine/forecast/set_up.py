@@ -153,17 +153,15 @@ def _signals(database: Database, surroundings: Surroundings | None) -> list[Find
     """Whether a throttle could read its signals, those of replicas among them."""
     seen = signals.look(database, Surroundings.of_environment() if surroundings is None else surroundings)
     unread = [one for one in seen.readings if one.value is None]
-    found = [
-        Finding(
-            "throttle",
-            UNKNOWN,
-            f"{one.signal.name} {f'of {one.of} ' if one.of else ''}can't be read: {one.problem}",
-            f"That matters only if you throttle by {one.signal.name}",
-        )
-        for one in unread
-    ]
-    names = dict.fromkeys(one.signal.name for one in seen.readings)
-    return found or [Finding("throttle", OK, f"{', '.join(names)} can be read; to begin with: {seen.sensible}")]
+    if not unread:
+        names = dict.fromkeys(one.signal.name for one in seen.readings)
+        return [Finding("throttle", OK, f"{', '.join(names)} can be read; to begin with: {seen.sensible}")]
+    by_problem: dict[str, list[str]] = {}
+    for one in unread:
+        by_problem.setdefault(one.problem, []).append(f"{one.signal.name}{f' of {one.of}' if one.of else ''}")
+    says = "; ".join(f"{' and '.join(of)} can't be read: {problem}" for problem, of in by_problem.items())
+    needed = " or ".join(dict.fromkeys(one.signal.name for one in unread))
+    return [Finding("throttle", UNKNOWN, says, f"That matters only if you throttle by {needed}")]
 
 
 def _of_table(database: Database, table: str, before: list[Finding]) -> list[Finding]:
