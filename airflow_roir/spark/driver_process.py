@@ -27,7 +27,7 @@ from airflow_roir.spark.options import SparkOptions
 
 # Airflow's configuration, with its secrets, isn't passed to the driver.
 _AIRFLOW_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW")
-# The line that a driver logs once its Spark session is open. Until then it has no work that is worth waiting for.
+# A driver's line begins so once its Spark session is open. Until then it has no work that is worth waiting for.
 SPARK_IS_UP = "Spark is up"
 # The line that a driver that waits for orders logs after each; the exit code of a driver for one order follows.
 ENDED = "ended with exit code "
@@ -162,7 +162,7 @@ class Driver:
                     self._codes.put(int(ended[1]))
                     continue
                 self.last_line = text
-                if text == f"roir: {SPARK_IS_UP}":
+                if text.startswith(f"roir: {SPARK_IS_UP}"):
                     self.is_starting = False
                 self._tell(text)
 

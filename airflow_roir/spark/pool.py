@@ -20,7 +20,7 @@ from airflow_roir.engine.work.phase_work import PhaseWork, WorkerMetrics
 from airflow_roir.engine.work.pool import LOOK_EVERY_S, Ended, Pool
 from airflow_roir.engine.work.worker import worker_failed
 from airflow_roir.errors import SparkFailed
-from airflow_roir.quantity import counted
+from airflow_roir.quantity import counted, duration
 from airflow_roir.spark.driver_process import SPARK_IS_UP
 from airflow_roir.spark.session import Session, is_python_error, why
 from airflow_roir.spark.start_timings import mark
@@ -172,11 +172,11 @@ class SparkPools:
     ) -> Iterator[Callable[[PhaseWork], Pool]]:
         """Waits until Spark is up. Its pages are shown with the operation meanwhile. Raises SparkFailed."""
         mark("begun")
-        report(f"operation {run.operation_id}: starting Spark")
+        report(f"operation {run.operation_id}: starting Spark ({self._start.where})")
         if self._log is not None:
             report(f"Spark's own log: {self._log}")
         session = self._start.session(f"roir {run.index} operation {run.operation_id}")
-        report(SPARK_IS_UP)
+        report(f"{SPARK_IS_UP}, {duration(time.monotonic() - self._start.begun)} after its start")
         if session.pages is not None:
             report(f"Spark's pages: {session.pages}")
         persist(database, run, lambda: show_spark_ui(database, run, session.pages), report)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -26,12 +27,13 @@ BREAK_OFF_S = 1.5
 class SparkStart:
     """A Spark that is starting. A context manager: at the end it is closed, whether it is up or not.
 
-    name: the application's. Raises JavaMissing.
+    name: the application's. begun: the moment of the start, as `time.monotonic` counts. Raises JavaMissing.
     """
 
     def __init__(self, options: SparkOptions, name: str) -> None:
         self._options = options
         self._name = name
+        self.begun = time.monotonic()
         self._named = threading.Event()
         self._ended = threading.Event()
         self._java: Java | None = None
@@ -53,6 +55,11 @@ class SparkStart:
         except Exception as error:
             # The type of the error depends on the cause: Java, the master, the name of a setting.
             raise SparkFailed(f"Spark can't be started at {self._options.master or 'local'}: {why(error)}") from error
+
+    @property
+    def where(self) -> str:
+        """The master, without the parameters of a Connect server's address, which may be secrets."""
+        return (self._options.master or ("spark-submit" if is_submitted() else "local")).partition(";")[0]
 
     @property
     def _is_early(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,9 @@ def test_builds_and_seals_and_pauses_and_resumes_with_another_parallelism(databa
         "paused by me at",
     ]
     assert [driver.said.index(f"{text}") for text in order] == sorted(driver.said.index(text) for text in order)
+    # Found: users didn't see where Spark starts, nor how long that takes.
+    assert re.search(r"starting Spark \(local.*\)$", driver.said, re.MULTILINE), driver.said
+    assert re.search(r"Spark is up, .+ after its start$", driver.said, re.MULTILINE), driver.said
     assert "paused by me" in driver.last_told
     paused = operation_status(database, operation.operation_id)
     assert 0 < paused.rows < ROWS
