@@ -316,8 +316,9 @@ def _reads(app: FastAPI) -> None:
         keys: Text2000 = "",
         include: Text2000 = "",
         unique: bool = False,
+        where: Text2000 = "",
     ) -> Response:
-        asked = new_index.Asked(index, table, keys, include, unique)
+        asked = new_index.Asked(index, table, keys, include, unique, where)
         return answer(request, await of_database(connection, asked, partial(new_index.check, connection, asked)))
 
     async def of_database(connection: str, key: Hashable, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Asked:
     keys: str
     include: str
     unique: bool
+    where: str = ""
 
 
 def tables_of(connection_id: str) -> dict[str, Any]:
@@ -59,7 +60,13 @@ def check(connection_id: str, asked: Asked) -> dict[str, Any]:
     """
     complaints = Complaints()
     definition = IndexDefinition.parse(
-        asked.index, asked.table or None, asked.keys, asked.include, asked.unique, complaints=complaints
+        asked.index,
+        asked.table or None,
+        asked.keys,
+        asked.include,
+        asked.unique,
+        where=asked.where,
+        complaints=complaints,
     )
     database = databases.open_database(connection_id, "new index")
     found = objections.find(database, definition, BuildOptions(), complaints)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,16 @@ def test_all_that_is_against_an_index_is_named_at_once_with_the_nearest_names(ds
     [one] = refused(Asked("public.by_k", "public.tt", "k", "", unique=False))
     assert "Did you mean public.t?" in one
     assert "at most a schema" in " ".join(refused(Asked("a.b.c", "public.t", "k", "", unique=False)))
+    assert everything(dsn) == before
+
+
+def test_the_condition_and_expressions_are_judged(dsn: str) -> None:
+    """Found: the form had no field for the condition."""
+    before = everything(dsn)
+    assert refused(replace(GOOD, where="k > 'a'")) == []
+    assert refused(replace(GOOD, keys="lower(k), k")) == []
+    assert "kk" in " ".join(refused(replace(GOOD, where="kk > 'a'")))
+    assert "IMMUTABLE" in " ".join(refused(replace(GOOD, where="random() > 0.5", keys="lower(k)")))
     assert everything(dsn) == before
 
 

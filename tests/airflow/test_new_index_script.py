@@ -64,6 +64,7 @@ def test_a_new_index_is_checked_and_then_triggered(airflow: Airflow, tab: Any, t
     draw(tab, tmp_path, "new_index")
     form.get_by_label("Key columns").fill("customer_id, ordered_at")
     name.fill("shop.by_customer")
+    form.get_by_label("Condition").fill("customer_id > 0 ")
     form.get_by_label("Unique").check()
     airflow.pages["api/check"] = {"refused": []}
     form.get_by_role("button", name="Check and build").click()
@@ -76,6 +77,7 @@ def test_a_new_index_is_checked_and_then_triggered(airflow: Airflow, tab: Any, t
         "table": "shop.orders",
         "keys": "customer_id, ordered_at",
         "include": None,
+        "where": "customer_id > 0",
         "unique": True,
         "postgres_conn_id": "c",
     }

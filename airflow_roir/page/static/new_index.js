@@ -28,8 +28,9 @@ export class NewIndex {
       field("table", "Table, with its schema", { list: this.choices.id, required: true }),
       this.choices,
       this.columns,
-      field("keys", "Key columns, in order, separated by commas", { required: true, "aria-describedby": this.columns.id }),
+      field("keys", "Key columns or expressions, in order, separated by commas", { required: true, "aria-describedby": this.columns.id }),
       field("include", "Included columns, which users can read from the index alone", { "aria-describedby": this.columns.id }),
+      field("where", "Condition: only rows that satisfy it are in the index; empty: all rows", { placeholder: "deleted_at IS NULL" }),
       field("index", "Name of the index, with its schema", { required: true, maxlength: 250 }),
       el("label", { class: "choice" }, (this.unique = el("input", { type: "checkbox" })), "Unique: no two rows may have the same key"),
       this.wrong,
@@ -79,14 +80,14 @@ export class NewIndex {
   async build(event) {
     event.preventDefault();
     if (this.sure.hasAttribute("aria-disabled")) return;
-    const conf = { index: this.index.value.trim(), table: this.table.value.trim(), keys: this.keys.value.trim(), include: this.include.value.trim(), unique: this.unique.checked };
+    const conf = { index: this.index.value.trim(), table: this.table.value.trim(), keys: this.keys.value.trim(), include: this.include.value.trim(), where: this.where.value.trim(), unique: this.unique.checked };
     off(this.sure, true);
     put(this.sure, "Checking …");
     this.say([]);
     try {
       const { refused } = await get(`api/check?${new URLSearchParams({ connection: this.connection, ...conf })}`);
       this.say(refused);
-      if (refused.length === 0 && (await this.start(this.dag, { ...conf, include: conf.include || null, postgres_conn_id: this.connection }))) this.close();
+      if (refused.length === 0 && (await this.start(this.dag, { ...conf, include: conf.include || null, where: conf.where || null, postgres_conn_id: this.connection }))) this.close();
     } catch (refusal) {
       this.say([refusal.message]);
     } finally {
