@@ -174,6 +174,13 @@ class WorkerFailed(RoirError):
         self.permanent = permanent
 
 
+class RowRefused(RoirError):
+    """The entry of a row can't be computed: an expression of the index, or its condition, raises an error for it.
+
+    The message names the row. The operation is paused. Writes of the row fail, too: abort, change the row, build again.
+    """
+
+
 class OperationFailed(RoirError):
     """To continue would be wrong; the operation is `failed` and can only be aborted."""
 

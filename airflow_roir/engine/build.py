@@ -145,10 +145,10 @@ class BuildWorker(Worker):
                 if may_try_again and (isinstance(error, LockNotAcquired) or _has_vanished(error)):
                     may_try_again = False
                     continue
-                self._explain(hold, error)
+                self._explain(hold, copier, error)
                 return self._given_back()
 
-    def _explain(self, claim: Claim, error: DBAPIError | RoirError) -> None:
+    def _explain(self, claim: Claim, copier: Copier, error: DBAPIError | RoirError) -> None:
         """Raise the cause of a batch's error; return if the leaf was taken out of the source meanwhile."""
         is_of_state = isinstance(error, Fenced | LockNotAcquired | SourceChanged)
         if isinstance(error, OperationAborted):
@@ -156,11 +156,14 @@ class BuildWorker(Worker):
         if not is_of_state and not (isinstance(error, DBAPIError) and not is_transient(error)):
             raise error
         with self.connection.begin():
-            standing = self.standing(claim).standing
+            row = self.standing(claim)
+            standing = row.standing
             if standing == "held" and not isinstance(error, SourceChanged):
                 # The cause may be that the table was altered, or that the leaf was dropped.
                 check_fingerprint(self.connection, self.job)
                 check_partitions(self.connection, self.job)
+                if isinstance(error, DBAPIError) and (refusal := copier.refusal(row, error)) is not None:
+                    raise refusal from error
         # A worker that was cut off for long may find the base sealed, or gone: that is no failure of the operation.
         if standing == "lost":
             raise RANGES.fenced(self.job.run, self.worker, claim) from error

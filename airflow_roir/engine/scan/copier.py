@@ -17,10 +17,11 @@ from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.generation import physical
 from airflow_roir.engine.locks.table_lock import lock_table
+from airflow_roir.engine.scan import failing_row
 from airflow_roir.engine.scan.carrying import Carrier
 from airflow_roir.engine.scan.reader import Stretch, has_entry, reader_of, selected
 from airflow_roir.engine.source import owner
-from airflow_roir.errors import Fenced, LockNotAcquired
+from airflow_roir.errors import Fenced, LockNotAcquired, RoirError
 from airflow_roir.scan_range import ScanRange
 
 # The watermark must still be where the batch began.
@@ -88,6 +89,12 @@ class Copier(Protocol):
     def done(self, claim: Claim, copied: Copied) -> None:
         """Called after the commit."""
 
+    def refusal(self, row: Row[Any], error: DBAPIError) -> RoirError | None:
+        """Called after an error, in a new transaction: an error that names the row which brings it, if one does.
+
+        row: of `build.CLAIM_STATE`. Raises LockNotAcquired.
+        """
+
     def is_to_try_alone(self, error: BaseException) -> bool:
         """Called after an error: true if the batch must be tried again at once, for the worker's own operation only."""
 
@@ -102,6 +109,7 @@ class SourceCopier:
         self.carrier = Carrier(connection, job)
         self._columns = selected(job)
         self._alone = False
+        self._tried: Stretch | None = None
 
     @property
     def share(self) -> int:
@@ -121,7 +129,8 @@ class SourceCopier:
             if self.carrier.is_read_by_older(claim.id):
                 return None
             self.carrier.take(claim.id)
-        stretch = self.reader.next(row.name, claim.scan, limit(claim.row_bytes), claim.rows_per_block)
+        self._tried = None
+        self._tried = stretch = self.reader.next(row.name, claim.scan, limit(claim.row_bytes), claim.rows_per_block)
         return Copied(stretch, self.insert(row.name, stretch))
 
     def insert(self, relation: str, stretch: Stretch) -> int:
@@ -155,6 +164,13 @@ class SourceCopier:
         """Learn the table's density; clear the companions of suspicion."""
         self.reader.copied(claim.scan, copied.stretch, copied.rows)
         self.carrier.committed()
+
+    def refusal(self, row: Row[Any], error: DBAPIError) -> RoirError | None:
+        """Look for the row among those of the last batch."""
+        if self._tried is None:
+            return None
+        lock_table(self.connection, row.name, row.relation, "ACCESS SHARE", only=True)
+        return failing_row.refusal(self.connection, self.job, row.name, self._tried, error)
 
     def is_to_try_alone(self, error: BaseException) -> bool:
         """True if the batch had companions, one of which may be the cause of the error."""

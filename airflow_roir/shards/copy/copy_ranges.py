@@ -137,6 +137,10 @@ class ShardCopier:
     def done(self, claim: Claim, copied: Copied) -> None:
         """Does nothing."""
 
+    def refusal(self, _row: Row[Any], _error: DBAPIError) -> RoirError | None:
+        """None: an index over shards has no expressions."""
+        return None
+
     def is_to_try_alone(self, error: BaseException) -> bool:
         """False: a worker's copy in a shard is alone already."""
         return False
