@@ -51,6 +51,10 @@ PHRASES = {
     "slack message xyzzy when a build is paused for long": ("airflow.html#a-callback-for-long-pauses", "slack"),
     "roir.pause": ("operate.html#where-you-can-do-it", "roir.pause"),
     "BuildIndexOperator": ("reference/operators.html#airflow_roir.operators.build.BuildIndexOperator", "spark"),
+    "worker died": ("spark.html#when-something-dies", ""),
+    "worker was lost": ("spark.html#when-something-dies", "worker is lost"),
+    "who may pause": ("rights.html#roles-that-watch-measure-or-pause", "pause"),
+    'record "old" has no field "customer_id"': ("troubleshooting.html#record-new-has-no-field", ""),
     "Continue button after a run has ended": ("airflow.html#the-pages", "Continue"),
 }
 
