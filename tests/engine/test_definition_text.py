@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from airflow_roir.cli.overview import index_notes
+from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine.database import Database
+from airflow_roir.engine.forecast import forecast
+from airflow_roir.engine.forecast.worth import Worth, of_query
 from airflow_roir.engine.snapshot.details import progress
 from airflow_roir.engine.snapshot.index import indexes
 from airflow_roir.engine.snapshot.report import markdown
+from airflow_roir.options import BuildOptions
+from tests.conftest import run_sql
 from tests.engine import steps
 from tests.engine.steps import sql
 from tests.engine.test_expressions import KEYS, WHERE, make_users
@@ -44,3 +49,47 @@ def test_the_examples_of_queries_say_that_a_partial_index_lacks_rows(database: D
     assert sql(user, by_view.replace("…", "'user7@x'")) == [("user7@x", 7)]
     assert len(sql(user, whole.replace("…", '"user7@x"'))) == 1
     assert sql(user, whole.replace("…", '"user6@x"')) == []
+
+
+def make_many(dsn: str, partitions: int = 60) -> None:
+    run_sql(
+        dsn,
+        "CREATE TABLE users (id int, joined int, email text, deleted_at timestamptz, v int, PRIMARY KEY (id, joined)) "
+        "PARTITION BY RANGE (joined)",
+        *(f"CREATE TABLE users_{n} PARTITION OF users FOR VALUES FROM ({n}) TO ({n + 1})" for n in range(partitions)),
+        f"INSERT INTO users SELECT i, i % {partitions}, 'User' || i, NULL, i FROM generate_series(1, 600) i",
+        "ANALYZE users",
+    )
+
+
+def planned(database: Database, query: str, where: str | None = WHERE, include: str | None = None) -> Worth:
+    definition = IndexDefinition.parse("ix", "users", KEYS, include, where=where)
+    found = forecast.run(database, definition, BuildOptions())
+    return of_query(database, found, found.worth, query, run=False)
+
+
+def test_a_plan_takes_no_expression_for_a_column(database: Database, dsn: str) -> None:
+    """Found: it said that the index lacks `email`, and advised to include it, though the view has lower(email)."""
+    make_many(dsn)
+    query = "SELECT id FROM users WHERE lower(email) = 'user7' AND deleted_at IS NULL"
+    found = planned(database, query)
+    assert found.query is not None
+    assert (found.query.asked.columns, found.query.lacks) == (("address", "id"), ())
+    assert found.pays == "yes"
+    assert found.why.startswith("the view answers it")
+    lacking = planned(database, query.replace("id FROM", "email FROM")).query
+    assert lacking is not None
+    assert lacking.lacks == ("email",)
+    other = planned(database, "SELECT id FROM users WHERE v = 7")
+    assert "has no condition on lower(email) that an index could use" in other.why
+    unlike = planned(database, "SELECT id FROM users WHERE lower(email) = 'user7'")
+    assert (unlike.pays, unlike.query and unlike.query.serves) == ("no", False)
+    assert unlike.why.endswith("its condition must imply deleted_at IS NULL")
+
+
+def test_the_worth_in_general_names_the_expression(database: Database, dsn: str) -> None:
+    make_many(dsn, 110)
+    definition = IndexDefinition.parse("ix", "users", KEYS)
+    worth = forecast.run(database, definition, BuildOptions()).worth
+    assert worth is not None
+    assert "a query by lower(email) alone opens" in worth.why

@@ -72,7 +72,6 @@ ELSEWHERE = {
     "a foreign key needs a unique index; build one: roir build": "test_reference.py",
     "Run roir reference as the tables' owner": "test_reference.py",
     "Remove the foreign key first: roir reference --remove": "test_reference.py",
-    "Abort it, change the row, and build again": "test_failing_row.py",
     "or their parents, for longer than": "test_reference.py",
     "is unfinished; abort it: roir abort {}": "test_reference.py",
     "has no foreign key to index {}; `roir status` names all": "test_reference.py",

@@ -47,7 +47,7 @@ def look(
             check(one)
         for one in checks.of_definition(connection, source, definition, exists=False, alone=True):
             check(one)
-        if definition.key and all(column in source.columns for column in definition.key):
+        if definition.key and all(column in source.columns for column in definition.columns):
             found = worth.of_source(connection, source, definition)
     schema = definition.name.schema or (source.name.schema if source is not None else name.schema)
     if schema is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import takewhile
 
 # String, quoted name, name or number or parameter, any other sign.
@@ -48,6 +49,51 @@ def words(text: str) -> list[Word]:
 def columns(text: str, aliases: Collection[str]) -> set[str]:
     """The columns of the relations with these aliases; `*` for a whole row."""
     return {column for column, _, _ in _columns(text, aliases)}
+
+
+@dataclass(frozen=True)
+class Known:
+    """An expression that an index holds, or its condition (name: ''). arguments: the columns of the table in it."""
+
+    name: str
+    text: str
+    arguments: tuple[str, ...]
+
+
+def computed(text: str, aliases: Collection[str], known: Collection[Known]) -> tuple[str, set[str]]:
+    """The text without the known expressions, as far as the server writes them alike; and the names of those found."""
+    found, names, position = words(text), set(), 0
+    rest: list[Word] = []
+    while position < len(found):
+        for one in known:
+            end = _end(found, position, words(one.text), aliases, one.arguments)
+            if end is not None:
+                names.add(one.name)
+                position = end
+                break
+        else:
+            rest.append(found[position])
+            position += 1
+    return " ".join(_written(word) for word in rest), names - {""}
+
+
+def _end(
+    found: list[Word], position: int, wanted: list[Word], aliases: Collection[str], arguments: Collection[str]
+) -> int | None:
+    """The position after the wanted words, if they begin here; the server puts an alias before each column."""
+    for kind, word in wanted:
+        if kind in NAMES and word in arguments:
+            named = found[position : position + 2]
+            if len(named) == 2 and named[0][0] in NAMES and named[0][1] in aliases and named[1] == (SIGN, "."):
+                position += 2
+        if position >= len(found) or found[position][1] != word:
+            return None
+        position += 1
+    return position
+
+
+def _written(word: Word) -> str:
+    return '"' + word[1].replace('"', '""') + '"' if word[0] == QUOTED else word[1]
 
 
 def with_parameters(text: str, aliases: Collection[str]) -> dict[str, bool]:

@@ -76,10 +76,16 @@ class Asked:
 
 
 def ask(
-    database: Database, source: Source, query: str, partition_key: Sequence[str] = (), run: bool = False
+    database: Database,
+    source: Source,
+    query: str,
+    partition_key: Sequence[str] = (),
+    run: bool = False,
+    known: Sequence[conditions.Known] = (),
 ) -> tuple[Asked, Substitute]:
     """Plans the query as the caller, and runs it a few times if wanted. Changes nothing, and makes no object.
 
+    known: the expressions of the index, which count as columns by their names, and its condition, which needs none.
     Also returns the substitute by which to ask about indexes. Raises InvalidInput unless it is one SELECT that the
     server can plan.
     """
@@ -104,14 +110,7 @@ def ask(
     ran: tuple[float | None, int | None, str | None] = (None, None, None)
     if run:
         ran = _run(database, query, leaves) if not parameters else (None, None, "its parameters have no values")
-    needed = {
-        column
-        for node in scans
-        for text in (*node.get("Output", ()), *(node[name] for name in conditions.FIELDS if name in node))
-        for column in conditions.columns(text, aliases)
-        # An alias may rename columns: the names of others aren't the source's.
-        if column in source.columns or column in OTHER_COLUMNS
-    }
+    needed = _needed(source, scans, aliases, known)
     asked = Asked(
         opened=opened,
         whole=sum("Index Name" not in node and node["Node Type"] != "Bitmap Heap Scan" for node in scans),
@@ -125,6 +124,25 @@ def ask(
         run_problem=ran[2],
     )
     return asked, substitute
+
+
+def _needed(
+    source: Source, scans: Sequence[Plan], aliases: Collection[str], known: Sequence[conditions.Known]
+) -> set[str]:
+    """The columns that the scans need, and the names of the expressions."""
+    needed: set[str] = set()
+    for node in scans:
+        for text in _texts(node):
+            rest, names = conditions.computed(text, aliases, known)
+            needed |= names
+            # An alias may rename columns: the names of others aren't the source's.
+            columns = conditions.columns(rest, aliases)
+            needed |= {column for column in columns if column in source.columns or column in OTHER_COLUMNS}
+    return needed
+
+
+def _texts(node: Plan) -> list[str]:
+    return [*node.get("Output", ()), *(node[name] for name in conditions.FIELDS if name in node)]
 
 
 def _opened(connection: Connection, parameters: int, planned: int, by_value: bool | None, leaves: Leaves) -> int | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from airflow_roir.definition import quote
 from airflow_roir.engine.database import execute
 from airflow_roir.quantity import counted
 
@@ -43,16 +42,21 @@ def partition_key(connection: Connection, relations: Sequence[int]) -> tuple[str
     return tuple(execute(connection, PARTITION_KEYS, {"relations": list(relations)}).scalars())
 
 
-def in_general(partitions: int, by: tuple[str, ...], key: Sequence[str], unique: bool, includes: bool) -> Verdict:
-    """The verdict by the number of partitions, the partition key, and the index's key. includes: further columns."""
-    return Verdict(*_in_general(partitions, by, tuple(key), unique, includes))
+def in_general(
+    partitions: int, by: tuple[str, ...], key: Sequence[str], first: str, unique: bool, includes: bool
+) -> Verdict:
+    """The verdict by the number of partitions, the partition key, and the index's key. includes: further columns.
+
+    key: names of columns, and texts of expressions. first: its first one for people.
+    """
+    return Verdict(*_in_general(partitions, by, tuple(key), first, unique, includes))
 
 
 def _in_general(
-    partitions: int, by: tuple[str, ...], key: tuple[str, ...], unique: bool, includes: bool
+    partitions: int, by: tuple[str, ...], key: tuple[str, ...], first: str, unique: bool, includes: bool
 ) -> tuple[str, str]:
     own = "CREATE UNIQUE INDEX CONCURRENTLY" if unique else "CREATE INDEX CONCURRENTLY"
-    first, columns = quote(key[0]), ", ".join(by)
+    columns = ", ".join(by)
     if not by:
         return NO, f"the table has no partitions, so an index of PostgreSQL's own finds rows as fast: {own}"
     if unique and not set(by) <= set(key):

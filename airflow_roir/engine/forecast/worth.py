@@ -13,9 +13,10 @@ from typing import Any
 from sqlalchemy import Connection
 
 from airflow_roir.definition import IndexDefinition, QualifiedName, quote
+from airflow_roir.definition_text import bare
 from airflow_roir.engine.database import Database, execute
 from airflow_roir.engine.forecast import query as queries
-from airflow_roir.engine.forecast.conditions import WHOLE_ROW
+from airflow_roir.engine.forecast.conditions import WHOLE_ROW, Known
 from airflow_roir.engine.forecast.look_up import LookUp, look_ups
 from airflow_roir.engine.forecast.query import Asked
 from airflow_roir.engine.forecast.substitute import Substitute
@@ -95,7 +96,11 @@ def of_source(connection: Connection, source: Source, definition: IndexDefinitio
     """As `of_index`, of an index that needn't be fit to be built."""
     partitions = len(source.leaves) if source.partitioned else 0
     by = partition_key(connection, source.relations) if source.partitioned else ()
-    found = in_general(partitions, by, definition.key, definition.unique, bool(definition.include))
+    texts = dict(definition.expressions)
+    # An expression is no column of the table, whatever its name.
+    key = [texts.get(name, name) for name in definition.key]
+    first = texts.get(definition.key[0], quote(definition.key[0]))
+    found = in_general(partitions, by, key, first, definition.unique, bool(definition.include))
     return Worth(found.pays, found.why, partitions, by)
 
 
@@ -106,17 +111,27 @@ def of_query(database: Database, dry: DryRun, worth: Worth | None, query: str, r
     """
     if worth is None:
         raise InvalidInput("the table is in shards, where the query isn't planned: leave --query out")
-    asked, substitute = queries.ask(database, dry.source, query, worth.partition_key, run)
+    known = _known(dry.entry)
+    asked, substitute = queries.ask(database, dry.source, query, worth.partition_key, run, known)
     columns = [column.source for column in dry.entry.columns]
     use = substitute.use(database, query, dry.entry)
     lacks = tuple(column for column in asked.columns if column not in columns)
     if use.covers is not None:
-        lacks = () if use.covers else lacks or (WHOLE_ROW,)
+        # The server reads no expression from an index alone; the view has it as a column.
+        computes = any(one.name in asked.columns for one in known)
+        lacks = () if use.covers else lacks or (() if computes else (WHOLE_ROW,))
     other = _other(database, dry, substitute, query)
     costs = tuple(look_ups(database, dry, asked, use.serves is True)) if run else ()
     found = OfQuery(asked, use.serves, use.why, not lacks, lacks, other, costs)
     pays, why = _for_query(worth, found, dry)
     return Worth(pays, why, worth.partitions, worth.partition_key, found)
+
+
+def _known(entry: Entry) -> list[Known]:
+    """The expressions of an index, and its condition, which all rows of its view satisfy."""
+    found = [Known(column.source, column.text, column.arguments) for column in entry.columns if column.call]
+    condition = entry.condition
+    return found + ([Known("", bare(condition.text), condition.arguments)] if condition else [])
 
 
 def _other(database: Database, dry: DryRun, substitute: Substitute, query: str) -> str | None:
@@ -130,13 +145,19 @@ def _other(database: Database, dry: DryRun, substitute: Substitute, query: str) 
 
 
 def _for_query(worth: Worth, found: OfQuery, dry: DryRun) -> tuple[str, str]:
-    asked, first = found.asked, quote(dry.definition.key[0])
+    asked, key = found.asked, dry.entry.columns[0]
+    first = key.text or quote(key.source)
     if not worth.partition_key or (dry.definition.unique and worth.pays == YES):
         return worth.pays, worth.why
     if asked.opened == 0:
         return PERHAPS, (
             f"the planner doesn't show that the query reads {dry.source.name}: a function in it may, or no row can "
             "meet its conditions. Give the query itself"
+        )
+    if found.serves is False and dry.entry.condition is not None:
+        return NO, (
+            f"the query has no condition on {first} that an index could use, or reads also rows that aren't in the "
+            f"index: its condition must imply {bare(dry.entry.condition.text)}"
         )
     if found.serves is False:
         return NO, f"the query has no condition on {first} that an index could use: its key must begin with another"
