@@ -111,10 +111,11 @@ def way_on(index: str, paused_by: str, owner: str | None, again_s: float | None 
 def next_try(seconds: float) -> str:
     """A clause for a task that died. seconds: until the latest moment of its next try.
 
-    No clock time: Airflow knows the moment, and its pages show it, but the database only has a bound.
+    No clock time: Airflow knows the moment, and its pages show it, but the database only has a bound. Nor does the
+    database know of a mark that the task didn't live to see.
     """
     minutes = counted(max(1, math.ceil(seconds / 60)), "minute")
-    return f"goes on by itself at the next try, within {minutes} at the latest"
+    return f"goes on by itself at the next try, within {minutes} at the latest, unless its run was marked"
 
 
 def moment(at: datetime) -> str:

@@ -78,7 +78,7 @@ def _running(one: OperationStatus, name: str) -> State:
         return State("undriven", word, f"{then[0].upper()}{then[1:]}; nothing is lost", then)
     if one.expected_at is not None:
         tries = one.heartbeat_age is not None and not one.last_try
-        first = f"goes on by itself by about {remedies.moment(one.expected_at)}"
+        first = f"its run continues it by about {remedies.moment(one.expected_at)}"
         if tries:
             first = remedies.next_try(-one.seconds_since(one.expected_at))
         note = f"{first[0].upper()}{first[1:]}; nothing is lost"
