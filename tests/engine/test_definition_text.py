@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow_roir.cli.overview import index_notes
 from airflow_roir.definition import IndexDefinition
 from airflow_roir.engine.database import Database
-from airflow_roir.engine.forecast import forecast
+from airflow_roir.engine.forecast import forecast, objections
 from airflow_roir.engine.forecast.worth import Worth, of_query
 from airflow_roir.engine.snapshot.details import progress
 from airflow_roir.engine.snapshot.index import indexes
@@ -93,3 +93,19 @@ def test_the_worth_in_general_names_the_expression(database: Database, dsn: str)
     worth = forecast.run(database, definition, BuildOptions()).worth
     assert worth is not None
     assert "a query by lower(email) alone opens" in worth.why
+
+
+def test_a_plan_before_init_judges_the_expressions(database: Database, dsn: str) -> None:
+    """Found: it said nothing of them until there was a control schema."""
+    make_many(dsn, 12)
+    run_sql(dsn, "DROP SCHEMA roir, roir_data CASCADE")
+    for keys, where, said in (
+        ("lower(emial) AS address", "", 'column "emial" does not exist'),
+        ("lower(email) AS v", "", "as a column of"),
+        ("random()", "", "must be marked IMMUTABLE"),
+        (KEYS, "now() > deleted_at", "must be marked IMMUTABLE"),
+    ):
+        found = objections.find(database, IndexDefinition.parse("ix", "users", keys, where=where), BuildOptions())
+        assert [one for one in found.refused if said in one], found.refused
+    fit = objections.find(database, IndexDefinition.parse("ix", "users", KEYS, where=WHERE), BuildOptions())
+    assert (fit.before_init, len(fit.refused), fit.worth is not None) == (True, 1, True)

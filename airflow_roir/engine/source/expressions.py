@@ -87,9 +87,10 @@ class Expression:
     arguments: tuple[Column, ...]
 
 
-def judge(connection: Connection, source: Source, definition: IndexDefinition) -> list[Expression]:
+def judge(connection: Connection, source: Source, definition: IndexDefinition, alone: bool = False) -> list[Expression]:
     """The expressions of a definition and its condition, as the server reads them. Changes nothing.
 
+    alone: the database has no control schema, and the source belongs to our role.
     Raises InvalidInput with the server's words for one that an index can't have.
     """
     asked = [(str(number), *one) for number, one in enumerate(definition.expressions, start=1)]
@@ -97,24 +98,27 @@ def judge(connection: Connection, source: Source, definition: IndexDefinition) -
         asked.append((CONDITION, CONDITION, definition.where))
     savepoint = connection.begin_nested()
     try:
-        table = _like(connection, source)
+        table = _like(connection, source, alone)
         return [_judge_one(connection, table, definition, *one) for one in asked]
     finally:
         savepoint.rollback()
 
 
-def check(connection: Connection, source: Source, definition: IndexDefinition) -> None:
-    """Raises InvalidInput if an expression, its name or the condition can't be part of an index of the source."""
+def check(connection: Connection, source: Source, definition: IndexDefinition, alone: bool = False) -> None:
+    """Raises InvalidInput if an expression, its name or the condition can't be part of an index of the source.
+
+    alone: as in `judge`.
+    """
     _check_names(source, definition)
-    judge(connection, source, definition)
+    judge(connection, source, definition, alone)
 
 
-def _like(connection: Connection, source: Source) -> str:
+def _like(connection: Connection, source: Source, alone: bool) -> str:
     """Makes an empty table like the source, which belongs to the source's owner: `CREATE INDEX` runs code as it."""
     # It has the source's name, since an expression may name the table.
     table = f"{PLANNED}.{quote(source.name.name)}"
     execute(connection, f"CREATE TABLE {table} (LIKE {source.sql})")
-    if not owner.is_trusted(connection, source):
+    if not alone and not owner.is_trusted(connection, source):
         execute(connection, f"ALTER TABLE {table} OWNER TO {quote(source.owner)}")
     return table
 
