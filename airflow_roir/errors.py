@@ -177,7 +177,7 @@ class WorkerFailed(RoirError):
 class RowRefused(RoirError):
     """The entry of a row can't be computed: an expression of the index, or its condition, raises an error for it.
 
-    The message names the row. The operation is paused. Writes of the row fail, too: abort, change the row, build again.
+    The message names the row. The operation is paused: change or delete the row, then resume.
     """
 
 

@@ -15,7 +15,7 @@ reset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from airflow_roir.definition import DATA_SCHEMA, Scan, quote
 from airflow_roir.engine.capture import careful_path, segment_writes, unique_put
@@ -28,6 +28,9 @@ from airflow_roir.entry_state import EntryState
 
 # This transaction has written again to the event's new version of the row since (or has only locked it).
 _IS_TOUCHED_AGAIN = "touched_again"
+
+# Classes of errors that come from no value of a row: what is missing, locks, resources, the server itself.
+NOT_OF_ROWS = ("25", "40", "42", "53", "54", "55", "57", "58", "XX")
 
 # Plans are kept: one that was made for an empty table would read the whole table for each row once it is large.
 BY_INDEX = " SET enable_seqscan = off"
@@ -108,20 +111,65 @@ def _conditions_of(generations: Sequence[Target]) -> list[Computed]:
     return list(dict.fromkeys(target.entry.condition for target in generations if target.entry.condition))
 
 
-def _row_of(record: str, source: Source, generations: Sequence[Target]) -> str:
-    """SQL for what entries have of a record. Each expression is evaluated once; not for a record that isn't there."""
+def _calls_of(targets: Sequence[Target]) -> dict[str, str]:
+    """SQL for the expressions of OLD and the conditions of some generations, by their names in the row's type."""
+    values = {one.held: one.computed.of("OLD") for one in _columns_of(targets) if one.computed is not None}
+    return values | {one.call: f"coalesce({one.of('OLD')}, false)" for one in _conditions_of(targets)}
+
+
+def _of_first_copies(generations: Sequence[Target]) -> dict[str, str]:
+    """Those of `_calls_of` that only generations have which are being copied."""
+    maintained = _calls_of([target for target in generations if target.mode != CAPTURE])
+    copied = _calls_of([target for target in generations if target.mode == CAPTURE])
+    return {name: value for name, value in copied.items() if name not in maintained}
+
+
+def _row_of(record: str, source: Source, generations: Sequence[Target], without: Collection[str] = ()) -> str:
+    """SQL for what entries have of a record. Each expression is evaluated once; not for a record that isn't there.
+
+    without: the expressions and conditions that aren't evaluated; they are NULL and false.
+    """
     absent = {"OLD": "INSERT", "NEW": "DELETE"}[record]
     values = []
     for column in _columns_of(generations):
-        if column.computed is None:
+        if column.held in without:
+            values.append("NULL")
+        elif column.computed is None:
             values.append(f"{record}.{quote(column.source)}")
         else:
             values.append(f"CASE WHEN TG_OP <> '{absent}' THEN {column.computed.of(record)} END")
     values += [
         f"CASE WHEN TG_OP <> '{absent}' THEN coalesce({condition.of(record)}, false) ELSE false END"
+        if condition.call not in without
+        else "false"
         for condition in _conditions_of(generations)
     ]
     return f"ROW({', '.join(values)})::{row_type_name(source.oid)}"
+
+
+def _old_row(source: Source, generations: Sequence[Target], lenient: dict[str, str]) -> list[str]:
+    """Statements that set `was` to what entries have of OLD.
+
+    An expression may raise for a row that was there before the build began. No build has copied that row, and no write
+    has put it into a delta, so it has no entry: NULL stands for the expression, antimatter of which removes nothing. So
+    users can change and delete such a row, as beside an index of PostgreSQL's own that is being built.
+    """
+    not_of_rows = ", ".join(f"'{one}'" for one in NOT_OF_ROWS)
+    caught = ["EXCEPTION WHEN OTHERS THEN", f"  IF left(SQLSTATE, 2) IN ({not_of_rows}) THEN RAISE; END IF;"]
+    one_by_one = [
+        line
+        for name, value in lenient.items()
+        for line in ("BEGIN", f"  was.{quote(name)} := {value};", *caught, "END;")
+    ]
+    return [
+        "BEGIN",
+        f"  was := {_row_of('OLD', source, generations)};",
+        *caught,
+        "  -- An old row for which an expression raises has no entry yet.",
+        f"  was := {_row_of('OLD', source, generations, without=lenient)};",
+        *indent(one_by_one),
+        "END;",
+    ]
 
 
 def trigger_body(source: Source, generations: list[Target]) -> str:
@@ -129,12 +177,17 @@ def trigger_body(source: Source, generations: list[Target]) -> str:
     if not generations:
         return "BEGIN\n  -- No generation is maintained at present.\n  RETURN NULL;\nEND"
     old, new = (_row_of(record, source, generations) for record in ("OLD", "NEW"))
+    lenient = _of_first_copies(generations)
+    if lenient:
+        old = "was"
     return "\n".join(
         [
             "DECLARE",
             "  done boolean;",
+            *([f"  was {row_type_name(source.oid)};"] if lenient else []),
             "BEGIN",
             *(f"  -- generation {target.generation_id}, {target.mode} mode" for target in generations),
+            *(indent(_old_row(source, generations, lenient)) if lenient else []),
             # An assignment: PL/pgSQL evaluates it without a query.
             f"  done := {row_function_name(source.oid)}(TG_OP, TG_RELID, TG_TABLE_SCHEMA, NEW.xmax <> '0'::xid,",
             "    OLD.ctid, NEW.ctid,",

@@ -16,7 +16,7 @@ from airflow_roir.quantity import counted
 # By the words of the errors, the more specific first; a table's name may contain any of these words. {index} is quoted
 # for a shell.
 REMEDIES = (
-    (r"writes of this row fail, too", "roir abort {index}, change the row that is named, then build again"),
+    (r"The index can't have this row", "Change or delete the row that is named. Then: roir resume {index}"),
     (r"permission denied|must be owner", "Give roir's role the right that is named. Then: roir resume {index}"),
     (
         r"Spark (can't be started|gave up)|Spark's driver",

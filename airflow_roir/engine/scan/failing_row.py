@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from airflow_roir.definition import QualifiedName, Scan, argument, quote
+from airflow_roir.engine.capture.row_function import NOT_OF_ROWS
 from airflow_roir.engine.control.job import Job
 from airflow_roir.engine.database import execute
 from airflow_roir.engine.retry.trouble import first_line, is_transient, sqlstate
@@ -21,8 +22,6 @@ from airflow_roir.errors import RowRefused
 from airflow_roir.one_line import one_line
 from airflow_roir.scan_range import Key, ScanRange
 
-# Classes of errors that come from no value of a row: resources, what is missing, the server itself.
-NOT_OF_ROWS = ("25", "42", "53", "54", "55", "57", "58", "XX")
 # The most characters of a key in the message.
 MOST_SAID = 200
 
@@ -52,8 +51,8 @@ def refusal(connection: Connection, job: Job, relation: str, stretch: Stretch, e
     names = ", ".join(str(QualifiedName(None, name)) for name in job.source.primary_key)
     row = f"({names}) = ({one_line(', '.join(keys[first]), MOST_SAID)})"
     return RowRefused(
-        f"index {job.run.index}: row {row}: {first_line(found)}. Until the operation is aborted, writes of this row "
-        f"fail, too. Abort it, change the row, and build again: roir abort {argument(job.run.index)}"
+        f"index {job.run.index}: row {row}: {first_line(found)}. The index can't have this row. Change or delete "
+        f"it, then resume: roir resume {argument(job.run.index)}"
     )
 
 
