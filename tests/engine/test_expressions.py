@@ -150,6 +150,34 @@ def test_expressions_of_real_life(database: Database, dsn: str, part: int) -> No
     assert lifecycle.verify(database, "ix", VerifyOptions()).is_exact
 
 
+def test_a_function_that_depends_on_the_sessions_settings_gives_one_value(database: Database, dsn: str) -> None:
+    """It is declared immutable and isn't. Found: each writer computed by its own settings, the build by others."""
+    run_sql(
+        dsn,
+        *ZOO,
+        "CREATE FUNCTION told(timestamptz) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1::text || $1::date'",
+        "CREATE FUNCTION span(int) RETURNS text LANGUAGE plpgsql IMMUTABLE AS "
+        "$$BEGIN RETURN make_interval(hours => $1)::text || to_char($1, '9D9') || (1/7.0::float8)::text; END$$",
+        ROWS.format(1, 30),
+    )
+    users = [steps.session(dsn) for _ in range(3)]
+    sql(users[1], "SET timezone = 'Asia/Tokyo'; SET datestyle = 'German'; SET intervalstyle = 'iso_8601'")
+    sql(users[2], "SET timezone = 'America/Lima'; SET datestyle = 'SQL, DMY'; SET extra_float_digits = -9")
+    for user in users:
+        user.commit()
+    where = "told(ts) > '2020-01-02 09' AND span(id) <> ''"
+    for n, _ in enumerate(steps.moments(database, "ix", "zoo", "told(ts) AS day, span(id) AS s", "nick", where=where)):
+        for number, user in enumerate(users):
+            sql(user, ROWS.format(100 + 10 * n + 3 * number, 102 + 10 * n + 3 * number))
+            sql(user, f"UPDATE zoo SET ts = ts - interval '1 hour' WHERE id % 27 = {3 * n + number}")
+            sql(user, f"DELETE FROM zoo WHERE id % 29 = {3 * n + number}")
+            user.commit()
+    assert lifecycle.verify(database, "ix", VerifyOptions()).is_exact
+    pinned = "SET timezone = 'UTC'; SET datestyle = 'ISO, YMD'; SET extra_float_digits = 3; "
+    theirs = sql(users[0], f"{pinned} SELECT told(ts), span(id), id FROM zoo WHERE {where} ORDER BY id")
+    assert sql(users[0], "SELECT day, s, id FROM ix ORDER BY id") == theirs
+
+
 # Expressions that CREATE INDEX or our own rules refuse, with a part of the refusal.
 REFUSED = {
     "random()": "functions in index expression must be marked IMMUTABLE",

@@ -54,11 +54,12 @@ SELECT format('%I.%I', n.nspname, c.collname)
  WHERE i.indexrelid = 'pg_temp.roir_index'::regclass
 """
 # Functions that come with the server aren't listed as dependencies; all of them that are immutable are safe.
-UNSAFE = """
-SELECT count(*) FROM pg_depend d
+OF_USERS = """
+SELECT count(*) AS used, count(*) FILTER (WHERE p.proparallel <> 's') AS unsafe
+  FROM pg_depend d
   LEFT JOIN pg_operator o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
   JOIN pg_proc p ON p.oid = CASE WHEN d.refclassid = 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
- WHERE d.classid = 'pg_proc'::regclass AND d.objid = to_regprocedure(%(function)s) AND p.proparallel <> 's'
+ WHERE d.classid = 'pg_proc'::regclass AND d.objid = to_regprocedure(%(function)s)
 """
 # A function's result has its arguments' collation; a key's own is that of the newest generation's entries.
 KEPT = """
@@ -71,6 +72,24 @@ MADE = """
 SELECT p.proname::text AS name, coalesce(p.proargnames, '{}')::text[] AS arguments
   FROM pg_proc p WHERE p.pronamespace = 'roir_data'::regnamespace AND p.proname ~ %(pattern)s
 """
+
+
+# A user's function that is declared immutable may depend on these: each writer, and the build, would compute another
+# value. Functions of the server don't, and are inlined; with settings a call takes 3 microseconds more.
+PINNED = " ".join(
+    f"SET {name} = {value}"
+    for name, value in {
+        "timezone": "'UTC'",
+        "datestyle": "'ISO, YMD'",
+        "intervalstyle": "'postgres'",
+        "extra_float_digits": "3",
+        "bytea_output": "'hex'",
+        "xmloption": "'content'",
+        "lc_monetary": "'C'",
+        "lc_numeric": "'C'",
+        "lc_time": "'C'",
+    }.items()
+)
 
 
 @dataclass(frozen=True)
@@ -192,8 +211,11 @@ def create(connection: Connection, index_id: int | None, expressions: Sequence[E
         function = f"{call}({', '.join(column.cast for column in one.arguments)})"
         # A hardening script may have taken it; the functions run with the caller's rights.
         execute(connection, f"GRANT EXECUTE ON FUNCTION {call} TO PUBLIC")
-        if execute(connection, UNSAFE, {"function": function}).scalar_one() == 0:
+        of_users = execute(connection, OF_USERS, {"function": function}).one()
+        if of_users.unsafe == 0:
             execute(connection, f"ALTER FUNCTION {call} PARALLEL SAFE")
+        if of_users.used > 0:
+            execute(connection, f"ALTER FUNCTION {call} {PINNED}")
         made[one.suffix] = Computed(call, tuple(column.name for column in one.arguments), one.text)
     return made
 
