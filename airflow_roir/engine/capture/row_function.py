@@ -117,7 +117,7 @@ def _calls_of(targets: Sequence[Target]) -> dict[str, str]:
     return values | {one.call: f"coalesce({one.of('OLD')}, false)" for one in _conditions_of(targets)}
 
 
-def _of_first_copies(generations: Sequence[Target]) -> dict[str, str]:
+def _of_copies_alone(generations: Sequence[Target]) -> dict[str, str]:
     """Those of `_calls_of` that only generations have which are being copied."""
     maintained = _calls_of([target for target in generations if target.mode != CAPTURE])
     copied = _calls_of([target for target in generations if target.mode == CAPTURE])
@@ -177,7 +177,7 @@ def trigger_body(source: Source, generations: list[Target]) -> str:
     if not generations:
         return "BEGIN\n  -- No generation is maintained at present.\n  RETURN NULL;\nEND"
     old, new = (_row_of(record, source, generations) for record in ("OLD", "NEW"))
-    lenient = _of_first_copies(generations)
+    lenient = _of_copies_alone(generations)
     if lenient:
         old = "was"
     return "\n".join(

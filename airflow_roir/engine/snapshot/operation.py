@@ -1,8 +1,7 @@
 """One operation as it is shown, read by one statement and frozen; every number is derived from committed rows (I9).
 
-`operation_status` and `read` return one row of the view `roir.shown_operation`,
-with its index's definition; `details.look` adds the details of a
-page or a live view. Each surface renders this document and reads nothing itself.
+`operation_status` and `read` return one row of the view `roir.shown_operation`, with its index's definition;
+`details.look` adds the details of a page or a live view. Each surface renders this document and reads nothing itself.
 """
 
 from __future__ import annotations
